@@ -110,11 +110,16 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
+// noArgs rejects what is not a subcommand. It suggests a command with a similar name, or one that lists the word in
+// SuggestFor.
 func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return config.Problems{
-			config.FlagProblem(fmt.Errorf("%q is not a command: see %s --help", args[0], cmd.CommandPath())),
-		}
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	advice := "see " + cmd.CommandPath() + " --help"
+	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		advice = "did you mean " + cmd.CommandPath() + " " + similar[0] + "?"
+	}
+	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
 }

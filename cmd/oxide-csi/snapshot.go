@@ -56,6 +56,7 @@ func (b *storageCommands) listSnapshots() *cobra.Command {
 	var volume string
 	cmd := &cobra.Command{
 		Use:               "list",
+		SuggestFor:        []string{"ls"},
 		Short:             "List the snapshots of the project",
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -86,6 +87,7 @@ func (b *storageCommands) listSnapshots() *cobra.Command {
 func (b *storageCommands) showSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "show SNAPSHOT",
+		SuggestFor:        []string{"get", "describe"},
 		Short:             "Show a snapshot",
 		Args:              exactly("SNAPSHOT"),
 		ValidArgsFunction: firstArgument(b.completeSnapshot()),
@@ -109,6 +111,7 @@ func (b *storageCommands) showSnapshot() *cobra.Command {
 func (b *storageCommands) deleteSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "delete SNAPSHOT",
+		SuggestFor:        []string{"rm", "remove"},
 		Short:             "Delete a snapshot",
 		Long:              "delete deletes a snapshot that the plugin created. Volumes created from it stay. If the snapshot does not exist, delete succeeds.",
 		Args:              exactly("SNAPSHOT"),

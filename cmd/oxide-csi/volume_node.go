@@ -24,8 +24,9 @@ import (
 func (b *storageCommands) attach() *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
-		Use:   "attach VOLUME",
-		Short: "Attach a volume to a node",
+		Use:        "attach VOLUME",
+		SuggestFor: []string{"publish"},
+		Short:      "Attach a volume to a node",
 		Long: `attach attaches a volume's disk to this instance, or to the instance that --node names. A rack without hot-plug does this
 only while the instance is stopped; then the message says so.
 
@@ -49,8 +50,9 @@ func (b *storageCommands) detach() *cobra.Command {
 	var node string
 	var unmounted bool
 	cmd := &cobra.Command{
-		Use:   "detach VOLUME",
-		Short: "Detach a volume from a node",
+		Use:        "detach VOLUME",
+		SuggestFor: []string{"unpublish"},
+		Short:      "Detach a volume from a node",
 		Long: `detach detaches a volume's disk from this instance, or from the instance that --node names. It succeeds if the disk is not
 attached there. It fails while the volume is mounted here. It cannot see mounts on another node: confirm by --unmounted
 that the volume is not mounted there. Detaching a mounted disk loses the last writes.
@@ -209,8 +211,9 @@ func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {
 func (b *storageCommands) unmount() *cobra.Command {
 	var keepStaged bool
 	cmd := &cobra.Command{
-		Use:   "unmount VOLUME TARGET",
-		Short: "Unmount a volume",
+		Use:        "unmount VOLUME TARGET",
+		SuggestFor: []string{"umount"},
+		Short:      "Unmount a volume",
 		Long: `unmount unmounts a volume from TARGET and removes the folder or file there. It returns when all data is on the disk and no
 process on this node uses the disk. Then the volume can be detached. If TARGET is not this volume, it is not touched.`,
 		Args:              exactly("VOLUME", "TARGET"),

@@ -95,8 +95,9 @@ Names are unique within the plugin's cluster ID: another create with the same na
 func (b *storageCommands) listVolumes() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List volumes",
+		Use:        "list",
+		SuggestFor: []string{"ls"},
+		Short:      "List volumes",
 		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to. The rack does not
 know the names of volumes. So list shows the name of the disk, which is made from the volume's name. Volumes that were
 adopted from another cluster are listed while they are attached.
@@ -127,8 +128,9 @@ the restart attaches and detaches, and why it has not begun. Other replicas of t
 
 func (b *storageCommands) showVolume() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "show VOLUME",
-		Short: "Show a volume and its problems",
+		Use:        "show VOLUME",
+		SuggestFor: []string{"get", "describe"},
+		Short:      "Show a volume and its problems",
 		Long: `show shows where a volume is attached, and its problems. If the controller plans restarts (attach mode restart), it also
 shows the node whose restart the volume waits for, since when, and why the restart has not begun. It shows a node that
 still has the disk although the volume was detached.`,
@@ -172,8 +174,9 @@ func attachmentText(v client.Volume) string {
 
 func (b *storageCommands) deleteVolume() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "delete VOLUME",
-		Short: "Delete a volume and its data",
+		Use:        "delete VOLUME",
+		SuggestFor: []string{"rm", "remove"},
+		Short:      "Delete a volume and its data",
 		Long: `delete deletes a volume that the plugin created and that is not attached. It does not ask for confirmation, and the data
 cannot be restored. The volume's snapshots stay.
 
