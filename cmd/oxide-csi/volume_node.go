@@ -53,9 +53,9 @@ func (b *storageCommands) detach() *cobra.Command {
 		Use:        "detach VOLUME",
 		SuggestFor: []string{"unpublish"},
 		Short:      "Detach a volume from a node",
-		Long: `detach detaches a volume's disk from this instance, or from the instance that --node names. It succeeds if the disk is not
-attached there. It fails while the volume is mounted here. It cannot see mounts on another node: confirm by --unmounted
-that the volume is not mounted there. Detaching a mounted disk loses the last writes.
+		Long: `detach detaches a volume's disk from this instance, or from the instance that --node names. It succeeds if the disk is
+attached nowhere. It fails while the volume is mounted here, or attached to another node. It cannot see mounts on another
+node: confirm by --unmounted that the volume is not mounted there. Detaching a mounted disk loses the last writes.
 
 If the controller plans restarts (attach mode restart), the disk stays attached to a running node until the node's next
 restart; show tells so.`,

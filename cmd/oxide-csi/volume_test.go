@@ -413,7 +413,12 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	if message := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(message, where) {
 		t.Errorf("the message does not name the node: %s", message)
 	}
-	h.ok(t, "volume", "detach", id) // from this node, where the volume is not attached
+	for _, from := range [][]string{nil, {"--node=" + instanceID}, {"--node=" + instanceID, "--unmounted"}} {
+		message := h.fails(t, 5, append([]string{"volume", "detach", id}, from...)...)
+		if !strings.Contains(message, where+", not to node") {
+			t.Errorf("detach %v: the message does not say where the volume is: %s", from, message)
+		}
+	}
 	if message := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(message, "--unmounted") {
 		t.Errorf("the message does not mention --unmounted: %s", message)
 	}

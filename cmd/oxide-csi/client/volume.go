@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -390,7 +391,8 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 }
 
 // Detach detaches a volume from a node, or from this node if none is named. On this node it unstages the volume first,
-// and fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there.
+// and fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there. A
+// volume that is attached to a third node is an error.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -400,15 +402,15 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	if detached.NodeID, err = c.nodeOrThis(ctx, node); err != nil {
 		return detached, err
 	}
-	switch {
-	case node == "":
-		if err = c.checkNotMounted(ctx, id); err == nil {
-			err = c.unstage(ctx, id)
+	if node == "" {
+		if err := c.checkNotMounted(ctx, id); err != nil {
+			return detached, err
 		}
-	case !unmounted:
-		err = c.checkNotAttached(ctx, id, node)
+		if err := c.unstage(ctx, id); err != nil {
+			return detached, err
+		}
 	}
-	if err != nil {
+	if err := c.checkHolder(ctx, detached, unmounted || node == ""); err != nil {
 		return detached, err
 	}
 	_, err = c.controller.ControllerUnpublishVolume(
@@ -418,25 +420,35 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	return detached, err
 }
 
-// checkNotAttached returns an error if the volume is attached to the node, which may be using the disk.
-func (c *Client) checkNotAttached(ctx context.Context, id, node string) error {
-	got, err := c.getVolume(ctx, id)
+// checkHolder returns an error if the volume is attached to another node than the one from which it shall be detached,
+// or if that node may still use it.
+func (c *Client) checkHolder(ctx context.Context, wanted Attachment, unmounted bool) error {
+	got, err := c.getVolume(ctx, wanted.VolumeID)
 	if isNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
-		if strings.EqualFold(holder, node) {
-			return failed(
-				codes.FailedPrecondition,
-				"volume %s is attached to node %s and may be mounted there: unmount it on that node, then repeat with --unmounted; "+
-					"or detach it on that node without --node",
-				id,
-				node,
-			)
-		}
+	holders := got.GetStatus().GetPublishedNodeIds()
+	here := slices.ContainsFunc(holders, func(holder string) bool { return strings.EqualFold(holder, wanted.NodeID) })
+	switch {
+	case len(holders) > 0 && !here:
+		return failed(
+			codes.FailedPrecondition,
+			"volume %s is attached to node %s, not to node %s: detach it there, or name that node with --node",
+			wanted.VolumeID,
+			holders[0],
+			wanted.NodeID,
+		)
+	case here && !unmounted:
+		return failed(
+			codes.FailedPrecondition,
+			"volume %s is attached to node %s and may be mounted there: unmount it on that node, then repeat with --unmounted; "+
+				"or detach it on that node without --node",
+			wanted.VolumeID,
+			wanted.NodeID,
+		)
 	}
 	return nil
 }
