@@ -223,7 +223,7 @@ func (c *cluster) onePod(t *testing.T) {
 // scheduler would say that each node has too little storage, and nothing else.
 func (c *cluster) mistakes(t *testing.T) {
 	setQuota := func(bytes int64) { must(t, c.sim.Set(t.Context(), simtest.Settings{QuotaBytes: &bytes})) }
-	t.Cleanup(func() { setQuota(0) }) // no quota
+	defer setQuota(0) // no quota
 	for _, mistake := range []struct {
 		name, parameters, size string
 		quotaBytes             int64
