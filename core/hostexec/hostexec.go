@@ -122,14 +122,12 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return Result{}, fmt.Errorf("run %s: %w", name, err)
 	}
-	result := Result{ExitCode: cmd.ProcessState.ExitCode()}
-	var errs [2]error
-	result.Stdout, errs[0] = stdout.text()
-	result.Stderr, errs[1] = stderr.text()
-	if err := errors.Join(errs[:]...); err != nil {
+	printed, err := stdout.text()
+	complained, err2 := stderr.text()
+	if err := errors.Join(err, err2); err != nil {
 		return Result{}, fmt.Errorf("read the output of %s: %w", name, err)
 	}
-	return result, nil
+	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: printed, Stderr: complained}, nil
 }
 
 // output is a file in memory to which a program writes. A pipe would end only when every process that inherited it has

@@ -111,19 +111,14 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 			return nodeVolume{}, rpc.InvalidArgument("context key %s: %q is not a size in bytes", rpc.KeySizeBytes, size)
 		}
 	}
-	readOnly, rawBlock := publishContext[rpc.KeyReadOnly], cmp.Or(
-		publishContext[rpc.KeyRawBlock],
-		volumeContext[rpc.KeyRawBlock],
-	)
-	verify := volumeContext[rpc.KeyVerifyFilesystem]
-	if err := rpc.FirstError(
-		checkBool(
-			rpc.KeyReadOnly,
-			readOnly,
-		),
+	readOnly, verify := publishContext[rpc.KeyReadOnly], volumeContext[rpc.KeyVerifyFilesystem]
+	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
+	err = rpc.FirstError(
+		checkBool(rpc.KeyReadOnly, readOnly),
 		checkBool(rpc.KeyRawBlock, rawBlock),
 		checkBool(rpc.KeyVerifyFilesystem, verify),
-	); err != nil {
+	)
+	if err != nil {
 		return nodeVolume{}, err
 	}
 	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
