@@ -308,7 +308,8 @@ func TestSocketReplaced(t *testing.T) {
 	for name, checked := range map[string]bool{"after a check": true, "before a check": false} {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)
-			k, _ := startKubelet(t, dir, kubelettest.Options{})
+			k, stop := startKubelet(t, dir, kubelettest.Options{})
+			defer stop() // it would connect to the other socket again and again
 			pause := time.Hour
 			if checked {
 				pause = 20 * time.Millisecond

@@ -19,12 +19,14 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 const (
-	// infoTimeout and notifyTimeout are the timeouts of the real kubelet.
+	// dialTimeout, infoTimeout and notifyTimeout are the timeouts of the real kubelet.
+	dialTimeout   = 10 * time.Second
 	infoTimeout   = time.Second
 	notifyTimeout = 5 * time.Second
 	// reconcileInterval is one second in the real kubelet. It is shorter here, so that tests are fast.
@@ -209,6 +211,9 @@ func (k *Kubelet) register(ctx context.Context, path string, event int) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := awaitConnected(ctx, conn); err != nil {
+		return fmt.Errorf("connect to %s: %w", path, err)
+	}
 	client := api.NewRegistrationClient(conn)
 	infoCtx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
@@ -235,6 +240,20 @@ func (k *Kubelet) register(ctx context.Context, path string, event int) (err err
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.actual[path], k.plugins[path] = event, info
+	return nil
+}
+
+// awaitConnected connects, and tries again after a refusal, as the kubelet does: a socket's file appears a moment before
+// its process listens.
+func awaitConnected(ctx context.Context, conn *grpc.ClientConn) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn.Connect()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		if !conn.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+	}
 	return nil
 }
 
