@@ -87,7 +87,7 @@ e2e-k8s-conformance: ## run Kubernetes' own storage tests on the same cluster, o
 e2e-nomad: ## test the job files on a real Nomad with two clients, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
 	test/programs/build.sh nomad docker
-	go run ./test/all -tags=nomad -count=1 ./test/nomad
+	go run ./test/all -tags=nomad -count=1 -timeout=30m ./test/nomad
 
 .PHONY: test-systemd
 test-systemd: ## test the units under a real systemd in its own namespaces; as root

@@ -52,6 +52,7 @@
 //   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need
 //   - core/keylock: one operation per volume at a time
 //   - core/rack: the rack's client, the only package that imports the SDK; core/rack/diskname: names of disks
+//   - core/detach: detaches disks later than asked
 //   - core/restart: plans restarts of instances; core/shutdown: powers the guest off for one
 //   - core/device, core/mount: block devices, proving them blank, formatting, mounting; core/filesystem: supported
 //     types and mkfs options

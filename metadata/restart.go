@@ -112,10 +112,17 @@ type RestartRequester interface {
 type RestartReport struct {
 	// Problem is true if an operator should look at the node.
 	Problem bool
-	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", …
+	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", "WaitsForRestart", …
 	Reason string
 	// Message is one line for an operator.
 	Message string
+}
+
+// ClaimReporter is an optional second interface of a [RestartRequester], for an orchestrator whose users claim volumes.
+type ClaimReporter interface {
+	// ReportClaim publishes why a volume waits, as an event of its claim. volume is the volume's name as the orchestrator
+	// gave it, claim is namespace/name. Like Report it is best effort.
+	ReportClaim(ctx context.Context, volume, claim string, report RestartReport) error
 }
 
 // Drainer is an optional second interface of a [RestartRequester], for an orchestrator that can move work off a node.

@@ -15,7 +15,7 @@
 //   - services.go: builds the controller service and the node service
 //   - provider.go, restart.go: build their parts for node identity and planned restarts
 //   - http.go: health and metrics
-//   - metadata.go, await_detach.go, volume.go, snapshot.go: the subcommands
+//   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the subcommands
 package main
 
 import (
@@ -80,6 +80,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, warnings, err := config.Load(cmd.Flags(), environ)
 			if err != nil {
+				helpNewcomer(cmd, stderr, err)
 				for _, warning := range warnings {
 					fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
 				}
@@ -98,6 +99,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.AddCommand(
 		metadataCommand(environ, stdout, stderr),
 		awaitDetachCommand(environ, stderr),
+		readyCommand(stdout),
 		volumeCommand(environ, stdout, stderr),
 		snapshotCommand(environ, stdout, stderr),
 		&cobra.Command{
@@ -108,6 +110,17 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		},
 	)
 	return root
+}
+
+// helpNewcomer prints the help for somebody who started the program to see what it is: neither mode nor endpoint is set
+// anywhere. The problems of the configuration follow.
+func helpNewcomer(cmd *cobra.Command, stderr io.Writer, err error) {
+	var problems config.Problems
+	if errors.As(err, &problems) && problems.Missing("--mode") && problems.Missing("--endpoint") {
+		cmd.SetOut(stderr)
+		_ = cmd.Help() // as for any output, nothing can report that it was not written
+		fmt.Fprintln(stderr)
+	}
 }
 
 // noArgs rejects what is not a subcommand. It suggests a command with a similar name, or one that lists the word in

@@ -218,7 +218,6 @@ func TestInvalidConfigurationIsRejected(t *testing.T) {
 		args    []string
 		flags   []string
 	}{
-		{"no settings", nil, nil, []string{"--cluster-id", "--endpoint", "--mode", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"no settings of a controller", nil, []string{"--mode=controller"}, []string{"--cluster-id", "--endpoint", "--oxide-host", "--oxide-project", "--oxide-token-file"}},
 		{"no settings of a node", nil, []string{"--mode=node"}, []string{"--endpoint"}},
 		{"all problems at once", []string{"OXIDE_CSI_MAX_DISKS=1", "OXIDE_CSI_LOG_LEVEL=loud"},
@@ -259,6 +258,37 @@ func TestInvalidConfigurationIsRejected(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "csi.sock")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a socket was created: %v", err)
+	}
+}
+
+// Without mode and endpoint the plugin shows its help, then what is missing. A mode or an endpoint from any source, or
+// one that is wrong, is a configuration: then only its problems are shown.
+func TestHelpWithoutConfiguration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte("mode: node\n"), 0o600))
+	for _, test := range []struct {
+		name    string
+		environ []string
+		args    []string
+		help    bool
+	}{
+		{"no settings", nil, nil, true},
+		{"other settings", []string{"OXIDE_PROJECT=demo"}, []string{"--max-disks=8"}, true},
+		{"empty settings", []string{"OXIDE_CSI_MODE=", "CSI_ENDPOINT="}, nil, true},
+		{"a mode in the environment", []string{"OXIDE_CSI_MODE=node"}, nil, false},
+		{"an endpoint in the environment", []string{"CSI_ENDPOINT=/x"}, nil, false},
+		{"a mode in the file", nil, []string{"--config=" + file}, false},
+		{"a wrong mode", nil, []string{"--mode=both"}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := runPlugin(t, test.environ, test.args...)
+			if got.code != 2 || got.stdout != "" || strings.Contains(got.stderr, "Usage:") != test.help {
+				t.Errorf("%+v", got)
+			}
+			if !strings.Contains(got.stderr, "\nconfig: --") && !strings.HasPrefix(got.stderr, "config: --") {
+				t.Errorf("no problem is named: %s", got.stderr)
+			}
+		})
 	}
 }
 

@@ -7,12 +7,14 @@ package main
 import (
 	"bufio"
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
@@ -26,6 +28,23 @@ func TestOutputIsPrintable(t *testing.T) {
 		if text := out.String() + err.String(); text == "" || strings.ContainsAny(text, "\x1b\a") {
 			t.Errorf("%q printed %q", args, text)
 		}
+	}
+}
+
+// A name cannot make up lines or cells of a table: any user of a rack can write it.
+func TestNamesStayInTheirCell(t *testing.T) {
+	var text strings.Builder
+	mustWork(t, printTable(&text, func(w io.Writer) {
+		printVolumes(w, client.VolumeList{Volumes: []client.Volume{
+			{ID: "id", Name: "a\npostgres\t1GiB", NodeName: "node\nx", Mounts: []string{"/srv/a\nb"}},
+		}})
+	}))
+	if lines := strings.Split(
+		text.String(),
+		"\n",
+	); len(lines) != 3 ||
+		!strings.HasPrefix(lines[1], "a\uFFFDpostgres\uFFFD1GiB ") {
+		t.Errorf("%q", lines)
 	}
 }
 

@@ -30,8 +30,9 @@ func hostileVolumes(marker string) (volumes []client.AdoptableVolume) {
 		"x\nEND\ntouch " + marker + "\n", "$(touch " + marker + ")", "`touch " + marker + "`", `"; x: y`, "a\n---\nkind: Secret", "../x",
 	} {
 		volumes = append(volumes, client.AdoptableVolume{
-			Volume: client.Volume{ID: fmt.Sprint("volume-", i), SizeBytes: 1 << 30, Rack: "default"},
-			Name:   name, Claim: "shop/" + name,
+			Volume: client.Volume{
+				Name: name, Claim: "shop/" + name, ID: fmt.Sprint("volume-", i), SizeBytes: 1 << 30, Rack: "default",
+			},
 			Context: map[string]string{rpc.KeyDiskName: "disk"},
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -70,8 +71,12 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	go func() { served <- server.Serve(socket) }()
 	lost := make(chan error, 1)
 	background.run("check the socket", func() { lost <- watchSocket(ctx, socket) })
+	background.run("tell systemd", func() { notifyReady(ctx, readiness, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
-	stop := func() { stopServing(ctx, server, built.retire) }
+	stop := func() {
+		notify(daemon.SdNotifyStopping, log)
+		stopServing(ctx, server, built.retire)
+	}
 	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
 	}

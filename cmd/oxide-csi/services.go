@@ -96,6 +96,8 @@ func buildController(
 	})
 	service.StartSweeping(ctx)
 	for _, client := range racks {
+		background.run("expiry of the token of rack "+client.Name(), func() { service.WatchToken(ctx, client) })
+		background.run("deferred detaches on rack "+client.Name(), func() { service.DetachLater(ctx, client) })
 		background.run("planned restarts on rack "+client.Name(), func() {
 			if cfg.RestartsPlanned() {
 				service.PlanRestarts(ctx, client)

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"strconv"
@@ -19,7 +20,8 @@ import (
 const snapshotHelp = `oxide-csi snapshot creates and lists snapshots of volumes without an orchestrator. It calls a running controller. To create
 a volume from a snapshot, use "oxide-csi volume create NAME --from-snapshot=SNAPSHOT".
 
-SNAPSHOT is a snapshot's ID. For everything else, such as exit codes, see oxide-csi volume --help.`
+SNAPSHOT is a snapshot's ID, or the name with which it was created. For everything else, such as exit codes, see
+oxide-csi volume --help.`
 
 func snapshotCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	b := &storageCommands{environ: environ, stdout: stdout, stderr: stderr}
@@ -45,6 +47,9 @@ have all data in it, unmount the volume first. Repeated with the same name and v
 		if volume == "" {
 			return config.Problems{{Flag: "--volume", What: "is required: the volume to create a snapshot of"}}
 		}
+		if err := checkName("snapshot", args[0]); err != nil {
+			return err
+		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
 			return plugin.CreateSnapshot(ctx, args[0], volume)
 		}, func(w io.Writer, s client.Snapshot) { line(w, s.ID) })
@@ -65,23 +70,30 @@ func (b *storageCommands) listSnapshots() *cobra.Command {
 	completeFlag(cmd, "volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
-			return plugin.ListSnapshots(ctx, volume)
-		}, func(w io.Writer, snapshots []client.Snapshot) {
-			line(w, "SNAPSHOT ID", "SIZE", "CREATED", "READY", "RACK", "OF VOLUME")
-			for _, s := range snapshots {
-				line(
-					w,
-					s.ID,
-					sizeText(s.SizeBytes),
-					s.Created.Format(time.RFC3339),
-					strconv.FormatBool(s.Ready),
-					s.Rack,
-					s.SourceVolumeID,
-				)
+			snapshots, err := plugin.ListSnapshots(ctx, volume)
+			if err == nil {
+				err = plugin.SetSourceVolumes(ctx, snapshots)
 			}
-		})
+			return snapshots, err
+		}, printSnapshots)
 	}
 	return cmd
+}
+
+func printSnapshots(w io.Writer, snapshots []client.Snapshot) {
+	line(w, "NAME", "SIZE", "AGE", "OF VOLUME", "READY", "RACK", "ID")
+	for _, s := range snapshots {
+		line(
+			w,
+			nameText(s.Name, s.Cluster, s.RackName),
+			sizeText(s.SizeBytes),
+			ageText(s.Created),
+			cmp.Or(s.SourceVolume, s.SourceVolumeID),
+			strconv.FormatBool(s.Ready),
+			s.Rack,
+			s.ID,
+		)
+	}
 }
 
 func (b *storageCommands) showSnapshot() *cobra.Command {
@@ -94,38 +106,59 @@ func (b *storageCommands) showSnapshot() *cobra.Command {
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Snapshot, error) {
-			return plugin.ShowSnapshot(ctx, args[0])
-		},
-			func(w io.Writer, s client.Snapshot) {
-				line(w, "snapshot:", s.ID)
-				line(w, "of volume:", s.SourceVolumeID)
-				line(w, "size:", sizeText(s.SizeBytes))
-				line(w, "created:", s.Created.Format(time.RFC3339))
-				line(w, "ready:", strconv.FormatBool(s.Ready))
-				line(w, "rack:", s.Rack)
-			})
+			snapshot, err := plugin.ShowSnapshot(ctx, args[0])
+			shown := []client.Snapshot{snapshot}
+			if err == nil {
+				err = plugin.SetSourceVolumes(ctx, shown)
+			}
+			return shown[0], err
+		}, printSnapshot)
 	}
 	return cmd
 }
 
+func printSnapshot(w io.Writer, s client.Snapshot) {
+	line(w, "snapshot:", s.ID)
+	line(w, "name:", nameText(s.Name, s.Cluster, s.RackName))
+	source := s.SourceVolumeID
+	if s.SourceVolume != "" {
+		source = s.SourceVolume + " (" + source + ")"
+	}
+	line(w, "of volume:", source)
+	line(w, "size:", sizeText(s.SizeBytes))
+	line(w, "created:", s.Created.Format(time.RFC3339))
+	line(w, "ready:", strconv.FormatBool(s.Ready))
+	line(w, "rack:", s.Rack)
+}
+
 func (b *storageCommands) deleteSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "delete SNAPSHOT",
-		SuggestFor:        []string{"rm", "remove"},
-		Short:             "Delete a snapshot",
-		Long:              "delete deletes a snapshot that the plugin created. Volumes created from it stay. If the snapshot does not exist, delete succeeds.",
+		Use:        "delete SNAPSHOT",
+		SuggestFor: []string{"rm", "remove"},
+		Short:      "Delete a snapshot",
+		Long: `delete deletes a snapshot that the plugin created. Volumes created from it stay.
+
+If no snapshot has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
 		Args:              exactly("SNAPSHOT"),
 		ValidArgsFunction: firstArgument(b.completeSnapshot()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedSnapshot, error) {
-			id, err := plugin.DeleteSnapshot(ctx, args[0])
-			return deletedSnapshot{id}, err
-		}, func(w io.Writer, s deletedSnapshot) { line(w, "snapshot "+s.ID+" is deleted") })
+			deleted, err := plugin.DeleteSnapshot(ctx, args[0])
+			if deleted.Missing != "" {
+				b.note(deleted.Missing + ": nothing to delete")
+			}
+			return deletedSnapshot{deleted.ID}, err
+		}, func(w io.Writer, s deletedSnapshot) {
+			if s.ID != "" {
+				line(w, "snapshot "+s.ID+" is deleted")
+			}
+		})
 	}
 	return b.withDryRun(cmd)
 }
 
+// deletedSnapshot has no ID if no snapshot had the name.
 type deletedSnapshot struct {
-	ID string `json:"snapshotID"`
+	ID string `json:"snapshotID,omitempty"`
 }

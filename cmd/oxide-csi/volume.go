@@ -16,9 +16,11 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
@@ -39,14 +41,16 @@ const volumeHelp = `oxide-csi volume creates and uses volumes on a host without 
 mounts and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
 NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
 
-Every command can be repeated, after success and after failure. A command stores nothing and does not retry. It ends when
-the plugin has answered or after --timeout. Its exit code says what to do.
+Every command can be repeated, after success and after failure. A command stores nothing. It ends when the plugin has
+answered or after --timeout. With --wait it repeats itself where its exit code would be 3, and until the plugin listens.
+Its exit code says what to do.
 
-VOLUME is a volume's ID, or the name with which it was created.
+VOLUME is a volume's ID, or the name with which it was created. NODE is an instance's ID or its name.
 
 Exit codes: 0, done, now or before; 2, the command line or one of its values is wrong; 3, the plugin, the rack or the node
 is not ready: repeat; 4, the volume, snapshot or node does not exist; 5, another condition prevents it, see the message;
-6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 1, any other failure.`
+6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 8, no plugin listens at the
+socket, or this user may not use it; 1, any other failure.`
 
 // Defaults of the sockets and of the staging folder.
 const (
@@ -54,6 +58,9 @@ const (
 	defaultNodeSocket       = "/run/oxide-csi/node/csi.sock"
 	defaultStagingDir       = "/var/lib/oxide-csi/staging"
 )
+
+// waitInterval is the time between two attempts of a command with --wait.
+const waitInterval = 2 * time.Second
 
 // storageCommands holds the flags that the commands volume and snapshot share.
 type storageCommands struct {
@@ -63,7 +70,7 @@ type storageCommands struct {
 	endpoint, controller, node config.SocketFlag
 	stagingDir, sysRoot        string
 	timeout                    time.Duration
-	json, dryRun               bool
+	json, dryRun, wait         bool
 }
 
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
@@ -83,8 +90,23 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		b.detach(),
 		b.deleteVolume(),
 		b.adopt(),
+		noExpand(),
 	)
 	return cmd
+}
+
+// noExpand answers for a command that people look for and that cannot exist.
+func noExpand() *cobra.Command {
+	return &cobra.Command{
+		Use:                "expand",
+		Aliases:            []string{"resize", "grow", "extend"},
+		Hidden:             true,
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usage("%q is not a command: a rack cannot change the size of a disk: make a larger copy with "+
+				"oxide-csi volume create NAME --from-volume=VOLUME --size=SIZE", cmd.CalledAs())
+		},
+	}
 }
 
 // group is a command that only has subcommands.
@@ -105,6 +127,7 @@ func (b *storageCommands) group(name, short, long string) *cobra.Command {
 		"socket of the controller, if it differs from --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]",
 	)
 	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 means no limit")
+	flags.BoolVar(&b.wait, "wait", false, "repeat until the plugin, the rack and the node are ready, or --timeout is up")
 	flags.BoolVar(&b.json, "json", false, "print the result as one JSON value")
 	return cmd
 }
@@ -203,7 +226,21 @@ func callPlugin[T any](
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
 		defer cancel()
 	}
-	result, err = call(ctx, plugin)
+	for reported := ""; ; {
+		result, err = call(ctx, plugin)
+		if err == nil || !b.wait || ctx.Err() != nil || !client.IsWorthWaiting(err) {
+			break
+		}
+		if reported != err.Error() {
+			reported = err.Error()
+			_, _ = fmt.Fprintln(b.stderr, "waiting: "+reported)
+			_, _ = daemon.SdNotify(false, status(reported)) // of no use but under systemd
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(waitInterval):
+		}
+	}
 	if closeErr := plugin.Close(); err == nil {
 		err = closeErr
 	}
@@ -272,8 +309,14 @@ func printTable(w io.Writer, write func(io.Writer)) error {
 	return table.Flush()
 }
 
+// oneCell replaces what would begin another cell or line. Any user of a rack can put it into a description.
+var oneCell = strings.NewReplacer("\t", "\uFFFD", "\n", "\uFFFD")
+
 // line writes a line of a table. The table returns write errors when it is flushed.
 func line(w io.Writer, columns ...string) {
+	for i, column := range columns {
+		columns[i] = oneCell.Replace(column)
+	}
 	_, _ = io.WriteString(w, strings.Join(columns, "\t")+"\n")
 }
 
@@ -295,6 +338,36 @@ func printCalls(w io.Writer, calls []client.Call) {
 	}
 }
 
+// ageText returns how long ago something was created, such as 5m. The rack's clock may differ from this host's.
+func ageText(created time.Time) string {
+	if created.IsZero() {
+		return "-"
+	}
+	return duration.ShortHumanDuration(max(0, time.Since(created)))
+}
+
+// nameText returns the name of a volume or snapshot for a table. What is in parentheses is no name for commands.
+func nameText(name, cluster, rackName string) string {
+	switch {
+	case name == "":
+		return "(" + rackName + ")"
+	case cluster != "":
+		return "(" + name + " of cluster " + cluster + ")"
+	}
+	return name
+}
+
+// nodeText returns a node for a sentence: its name, if known, and its ID.
+func nodeText(name, id string) string {
+	if name == "" {
+		return "node " + id
+	}
+	return "node " + name + " (" + id + ")"
+}
+
+// note prints a text that is neither the result nor an error.
+func (b *storageCommands) note(text string) { fmt.Fprintln(b.stderr, "oxide-csi: "+text) }
+
 // sizeText returns a size such as 20GiB, or "" for 0.
 func sizeText(bytes int64) string {
 	if bytes == 0 {
@@ -306,14 +379,15 @@ func sizeText(bytes int64) string {
 // completionTimeout bounds completion in a shell, where a user waits for it.
 const completionTimeout = 2 * time.Second
 
-// complete completes an argument or a flag's value with objects of the plugin. suggest returns an object's ID and its
-// description, separated by a tab. There are no suggestions if the plugin does not answer.
-func complete[T any](
-	b *storageCommands,
-	list func(context.Context, *client.Client) ([]T, error),
-	suggest func(T) string,
+// suggestion is one object for completion. name is empty if commands find the object only by its ID.
+type suggestion struct{ id, name, description string }
+
+// complete completes an argument or a flag's value with objects of the plugin: with names, and with IDs for the
+// beginning of an ID and for an object without a name. There are no suggestions if the plugin does not answer.
+func (b *storageCommands) complete(
+	list func(context.Context, *client.Client) ([]suggestion, error),
 ) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return func(_ *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		plugin, err := b.client(nil)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -324,29 +398,47 @@ func complete[T any](
 		if plugin.Close() != nil || err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		var suggestions []string
+		var texts []string
 		for _, object := range objects {
-			if text := suggest(object); strings.HasPrefix(text, prefix) {
-				suggestions = append(suggestions, text)
+			for _, text := range []string{object.name, object.id} {
+				if text != "" && strings.HasPrefix(text, prefix) && !strings.ContainsAny(text, "\t\n") {
+					texts = append(texts, text+"\t"+object.description)
+					break
+				}
 			}
 		}
-		return suggestions, cobra.ShellCompDirectiveNoFileComp
+		return texts, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
 func (b *storageCommands) completeVolume() cobra.CompletionFunc {
-	return complete(b, func(ctx context.Context, plugin *client.Client) ([]client.Volume, error) {
+	return b.complete(func(ctx context.Context, plugin *client.Client) (suggestions []suggestion, err error) {
 		list, err := plugin.ListVolumes(ctx, false)
-		return list.Volumes, err
-	},
-		func(v client.Volume) string { return v.ID + "\t" + sizeText(v.SizeBytes) + ", " + attachmentText(v) })
+		for _, v := range list.Volumes {
+			suggestions = append(suggestions, suggestion{v.ID, v.UsableName(), sizeText(v.SizeBytes) + ", " + attachmentText(v)})
+		}
+		return suggestions, err
+	})
 }
 
 func (b *storageCommands) completeSnapshot() cobra.CompletionFunc {
-	return complete(b, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
-		return plugin.ListSnapshots(ctx, "")
-	},
-		func(s client.Snapshot) string { return s.ID + "\tof volume " + s.SourceVolumeID })
+	return b.complete(func(ctx context.Context, plugin *client.Client) (suggestions []suggestion, err error) {
+		snapshots, err := plugin.ListSnapshots(ctx, "")
+		for _, s := range snapshots {
+			suggestions = append(suggestions, suggestion{s.ID, s.UsableName(), "of volume " + s.SourceVolumeID})
+		}
+		return suggestions, err
+	})
+}
+
+func (b *storageCommands) completeNode() cobra.CompletionFunc {
+	return b.complete(func(ctx context.Context, plugin *client.Client) (suggestions []suggestion, err error) {
+		list, err := plugin.ListVolumes(ctx, false)
+		for id, name := range list.NodeNames {
+			suggestions = append(suggestions, suggestion{id, name, id})
+		}
+		return suggestions, err
+	})
 }
 
 // firstArgument completes only the first argument. The shell completes the others as paths.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
@@ -36,7 +37,8 @@ If the node itself cannot reach a controller, pass the output of attach --json t
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
-	cmd.Flags().StringVar(&node, "node", "", "ID of the node: its instance's ID (default this instance)")
+	cmd.Flags().StringVar(&node, "node", "", "NODE, the ID or name of an instance (default this instance)")
+	completeFlag(cmd, "node", b.completeNode())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Attachment, error) {
 			return plugin.Attach(ctx, args[0], node)
@@ -62,7 +64,8 @@ restart; show tells so.`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
-	cmd.Flags().StringVar(&node, "node", "", "ID of the node: its instance's ID (default this instance)")
+	cmd.Flags().StringVar(&node, "node", "", "NODE, the ID or name of an instance (default this instance)")
+	completeFlag(cmd, "node", b.completeNode())
 	cmd.Flags().
 		StringVar(&b.sysRoot, "sys-root", "", "path of this host's /sys, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
 	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
@@ -85,11 +88,15 @@ type detachedVolume struct {
 	NodeID string `json:"nodeID"`
 }
 
+// controllerGrace is how long mount --wait waits for a controller before it does without one. At a boot the controller of
+// this host starts beside the command.
+const controllerGrace = 5 * time.Second
+
 // mountFlags are the flags of mount.
 type mountFlags struct {
 	fsType, accessMode, attachment string
 	options                        []string
-	block, readOnly                bool
+	block, readOnly, attach        bool
 	context                        *map[string]string
 }
 
@@ -100,6 +107,12 @@ func (b *storageCommands) mount() *cobra.Command {
 		Short: "Mount an attached volume",
 		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount removes
 it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount fails.
+If mount fails, it unstages what it has staged.
+
+If the controller or the rack does not answer, a volume is mounted that was mounted here before and whose disk is still
+attached: only if the plugin made its filesystem on this very disk, which is then neither formatted nor grown. detach and
+delete end this.
+
 With --block, TARGET becomes a device file of the disk. Create such a volume with create --block: only then is the whole
 disk read before a later mount formats it.`,
 		Example: `  oxide-csi volume mount "$id" /srv/data
@@ -107,6 +120,32 @@ disk read before a later mount formats it.`,
 		Args:              exactly("VOLUME", "TARGET"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
+	f.add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		opts, err := f.parse(cmd.InOrStdin())
+		if err != nil {
+			return err
+		}
+		if opts.Target, err = filepath.Abs(args[1]); err != nil {
+			return err
+		}
+		start := time.Now()
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
+			opts.NeedsController = b.wait && time.Since(start) < controllerGrace
+			return plugin.Mount(ctx, args[0], opts)
+		},
+			func(w io.Writer, m client.Mounted) {
+				line(w, "volume "+m.VolumeID+" is mounted at "+m.TargetPath)
+				if m.NoController != "" {
+					line(w, "the disk was still attached, so the controller was not needed, which did not answer: "+m.NoController)
+				}
+			})
+	}
+	return b.withDryRun(cmd)
+}
+
+// add adds the flags to the command.
+func (f *mountFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(
 		&f.fsType,
@@ -131,6 +170,7 @@ disk read before a later mount formats it.`,
 		"volume-context",
 		"for a new filesystem mkfsOptions, rootUid, rootGid, rootMode; verifyFilesystem=false; diskName of a disk created by hand; may be repeated",
 	)
+	flags.BoolVar(&f.attach, "attach", false, "attach the volume to this instance first")
 	flags.StringVar(
 		&f.attachment,
 		"attachment",
@@ -139,20 +179,6 @@ disk read before a later mount formats it.`,
 	)
 	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		opts, err := f.parse(cmd.InOrStdin())
-		if err != nil {
-			return err
-		}
-		if opts.Target, err = filepath.Abs(args[1]); err != nil {
-			return err
-		}
-		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
-			return plugin.Mount(ctx, args[0], opts)
-		},
-			func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is mounted at "+m.TargetPath) })
-	}
-	return b.withDryRun(cmd)
 }
 
 // accessModes are the access modes of a disk, which is attached to one instance at a time.
@@ -164,13 +190,19 @@ var accessModes = []string{
 }
 
 func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
-	opts := client.MountOptions{ReadOnly: f.readOnly, Context: *f.context, Capability: &csi.VolumeCapability{}}
+	opts := client.MountOptions{
+		ReadOnly: f.readOnly, Attach: f.attach, Context: *f.context, Capability: &csi.VolumeCapability{},
+	}
 	mode, known := csi.VolumeCapability_AccessMode_Mode_value[f.accessMode]
 	switch {
 	case !known:
 		return opts, config.Problems{
 			{Flag: "--access-mode", What: fmt.Sprintf("%q is not one of %s", f.accessMode, strings.Join(accessModes, ", "))},
 		}
+	case f.attach && f.attachment != "":
+		return opts, usage(
+			"--attach and --attachment exclude each other: --attachment is of a volume that is attached already",
+		)
 	case f.block && (f.fsType != "" || len(f.options) > 0):
 		return opts, usage("--block cannot be combined with --fs-type or --option: a raw disk has no filesystem")
 	}

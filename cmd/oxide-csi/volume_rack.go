@@ -9,6 +9,8 @@ import (
 	"context"
 	"io"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +42,7 @@ Names are unique within the plugin's cluster ID: another create with the same na
 		"size",
 		"size with a unit, such as 20GiB or 20G; rounded up to whole GiB. Required for an empty volume",
 	)
-	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from the snapshot with this ID")
+	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from this SNAPSHOT, an ID or a name")
 	flags.StringVar(&opts.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
 	flags.StringVar(&opts.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
 	flags.BoolVar(
@@ -59,30 +61,8 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	completeFlag(cmd, "from-volume", b.completeVolume())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		opts.Name, opts.SizeBytes, opts.Parameters = args[0], int64(size), *parameters
-		if _, isID := diskname.ParseID(opts.Name); isID {
-			return usage(
-				"name %q has the form of a volume ID, so no command could find the volume by its name: choose another name",
-				opts.Name,
-			)
-		}
-		hasSource := opts.FromSnapshot != "" || opts.FromVolume != ""
-		switch {
-		case opts.FromSnapshot != "" && opts.FromVolume != "":
-			return usage("--from-snapshot and --from-volume cannot be combined")
-		case size == 0 && !hasSource:
-			return config.Problems{
-				{Flag: "--size", What: "is required, unless the volume is created from a snapshot or another volume"},
-			}
-		}
-		for _, key := range mountParameters {
-			if _, given := opts.Parameters[key]; given {
-				return config.Problems{
-					{
-						Flag: "--parameter",
-						What: key + " is used when the volume is mounted: set it there with --volume-context=" + key + "=…",
-					},
-				}
-			}
+		if err := checkCreateFlags(opts); err != nil {
+			return err
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
 			return plugin.CreateVolume(ctx, opts)
@@ -92,15 +72,51 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	return b.withDryRun(cmd)
 }
 
+// checkCreateFlags rejects what the plugin would reject too, with the names of flags.
+func checkCreateFlags(opts client.CreateVolumeOptions) error {
+	if err := checkName("volume", opts.Name); err != nil {
+		return err
+	}
+	hasSource := opts.FromSnapshot != "" || opts.FromVolume != ""
+	switch {
+	case opts.FromSnapshot != "" && opts.FromVolume != "":
+		return usage("--from-snapshot and --from-volume cannot be combined")
+	case opts.SizeBytes == 0 && !hasSource:
+		return config.Problems{
+			{Flag: "--size", What: "is required, unless the volume is created from a snapshot or another volume"},
+		}
+	}
+	for _, key := range mountParameters {
+		if _, given := opts.Parameters[key]; given {
+			return config.Problems{
+				{
+					Flag: "--parameter",
+					What: key + " is used when the volume is mounted: set it there with --volume-context=" + key + "=…",
+				},
+			}
+		}
+	}
+	return nil
+}
+
+// checkName rejects a name by which no command could find the volume or snapshot.
+func checkName(kind, name string) error {
+	if _, isID := diskname.ParseID(name); isID {
+		return usage("name %q has the form of a %s ID, so no command could find the %s by its name: choose another name",
+			name, kind, kind)
+	}
+	return nil
+}
+
 func (b *storageCommands) listVolumes() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:        "list",
 		SuggestFor: []string{"ls"},
 		Short:      "List volumes",
-		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to. The rack does not
-know the names of volumes. So list shows the name of the disk, which is made from the volume's name. Volumes that were
-adopted from another cluster are listed while they are attached.
+		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to, and where it is
+mounted on this host. Volumes that were adopted from another cluster are listed while they are attached. Commands find
+them by their IDs: a name in parentheses is that of another cluster or of a disk.
 
 If the controller plans restarts (attach mode restart), list also shows the nodes with a planned or current restart, what
 the restart attaches and detaches, and why it has not begun. Other replicas of the controller may know of more.`,
@@ -111,19 +127,33 @@ the restart attaches and detaches, and why it has not begun. Other replicas of t
 		BoolVar(&all, "all", false, "also list the other attached disks of the project, boot disks included")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
-			return plugin.ListVolumes(ctx, all)
-		},
-			func(w io.Writer, list client.VolumeList) {
-				line(w, "VOLUME ID", "SIZE", "DISK", "RACK", "NODE")
-				for _, v := range list.Volumes {
-					line(w, v.ID, sizeText(v.SizeBytes), v.DiskName, v.Rack, cmp.Or(v.NodeID, "-"))
-				}
-				if list.Restarts != nil {
-					printRestarts(w, list.Restarts)
-				}
-			})
+			list, err := plugin.ListVolumes(ctx, all)
+			if err == nil {
+				err = plugin.SetMounts(ctx, list.Volumes)
+			}
+			return list, err
+		}, printVolumes)
 	}
 	return cmd
+}
+
+func printVolumes(w io.Writer, list client.VolumeList) {
+	line(w, "NAME", "SIZE", "AGE", "NODE", "MOUNT", "RACK", "ID")
+	for _, v := range list.Volumes {
+		line(
+			w,
+			nameText(v.Name, v.Cluster, v.DiskName),
+			sizeText(v.SizeBytes),
+			ageText(v.Created),
+			cmp.Or(v.NodeName, v.NodeID, "-"),
+			cmp.Or(strings.Join(v.Mounts, ","), "-"),
+			v.Rack,
+			v.ID,
+		)
+	}
+	if list.Restarts != nil {
+		printRestarts(w, list)
+	}
 }
 
 func (b *storageCommands) showVolume() *cobra.Command {
@@ -139,29 +169,43 @@ still has the disk although the volume was detached.`,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Volume, error) {
-			return plugin.ShowVolume(ctx, args[0])
-		},
-			func(w io.Writer, v client.Volume) {
-				line(w, "volume:", v.ID)
-				line(w, "disk:", v.DiskName)
-				line(w, "size:", sizeText(v.SizeBytes)+", in blocks of "+strconv.FormatInt(v.BlockSize, 10)+" bytes")
-				line(w, "rack:", v.Rack)
-				switch {
-				case v.SourceSnapshotID != "":
-					line(w, "source:", "snapshot "+v.SourceSnapshotID)
-				case v.SourceVolumeID != "":
-					line(w, "source:", "volume "+v.SourceVolumeID)
-				}
-				line(w, "state:", attachmentText(v))
-				if v.Planned() {
-					printVolumeRestart(w, v)
-				}
-				for _, problem := range v.Health {
-					line(w, "health:", problem.Status+": "+problem.Message)
-				}
-			})
+			volume, err := plugin.ShowVolume(ctx, args[0])
+			shown := []client.Volume{volume}
+			if err == nil {
+				err = plugin.SetMounts(ctx, shown)
+			}
+			return shown[0], err
+		}, printVolume)
 	}
 	return cmd
+}
+
+func printVolume(w io.Writer, v client.Volume) {
+	line(w, "volume:", v.ID)
+	line(w, "name:", nameText(v.Name, v.Cluster, v.DiskName))
+	if v.Claim != "" {
+		line(w, "claim:", v.Claim)
+	}
+	line(w, "disk:", v.DiskName)
+	line(w, "size:", sizeText(v.SizeBytes)+", in blocks of "+strconv.FormatInt(v.BlockSize, 10)+" bytes")
+	line(w, "created:", v.Created.Format(time.RFC3339))
+	line(w, "rack:", v.Rack)
+	switch {
+	case v.SourceSnapshotID != "":
+		line(w, "source:", "snapshot "+v.SourceSnapshotID)
+	case v.SourceVolumeID != "":
+		line(w, "source:", "volume "+v.SourceVolumeID)
+	}
+	line(w, "state:", attachmentText(v))
+	for _, path := range v.Mounts {
+		line(w, "mounted at:", path)
+	}
+	if v.Planned() {
+		printVolumeRestart(w, v)
+	}
+	for _, problem := range v.Health {
+		line(w, "health:", problem.Status+": "+problem.Message)
+	}
 }
 
 // attachmentText says where a volume is attached.
@@ -169,7 +213,7 @@ func attachmentText(v client.Volume) string {
 	if v.NodeID == "" {
 		return "not attached"
 	}
-	return "attached to node " + v.NodeID
+	return "attached to " + nodeText(v.NodeName, v.NodeID)
 }
 
 func (b *storageCommands) deleteVolume() *cobra.Command {
@@ -180,20 +224,27 @@ func (b *storageCommands) deleteVolume() *cobra.Command {
 		Long: `delete deletes a volume that the plugin created and that is not attached. It does not ask for confirmation, and the data
 cannot be restored. The volume's snapshots stay.
 
-If no volume has this ID, delete succeeds. If no volume has this name, it ends with exit code 4, because the name may be
-wrong.`,
+If no volume has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (deletedVolume, error) {
-			id, err := plugin.DeleteVolume(ctx, args[0])
-			return deletedVolume{id}, err
-		}, func(w io.Writer, v deletedVolume) { line(w, "volume "+v.ID+" is deleted") })
+			deleted, err := plugin.DeleteVolume(ctx, args[0])
+			if deleted.Missing != "" {
+				b.note(deleted.Missing + ": nothing to delete")
+			}
+			return deletedVolume{deleted.ID}, err
+		}, func(w io.Writer, v deletedVolume) {
+			if v.ID != "" {
+				line(w, "volume "+v.ID+" is deleted")
+			}
+		})
 	}
 	return b.withDryRun(cmd)
 }
 
+// deletedVolume has no ID if no volume had the name.
 type deletedVolume struct {
-	ID string `json:"volumeID"`
+	ID string `json:"volumeID,omitempty"`
 }

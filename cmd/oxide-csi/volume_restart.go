@@ -14,24 +14,29 @@ import (
 )
 
 // printRestarts prints the restart of each node: its status, and the disks it attaches and detaches.
-func printRestarts(w io.Writer, restarts []restart.Restart) {
+func printRestarts(w io.Writer, list client.VolumeList) {
+	names := map[string]string{} // of volumes
+	for _, v := range list.Volumes {
+		names[v.ID] = v.UsableName()
+	}
 	line(w)
-	for _, r := range restarts {
+	for _, r := range list.Restarts {
 		line(
 			w,
-			"node "+r.InstanceID+" "+cmp.Or(
+			"node "+cmp.Or(list.NodeNames[r.InstanceID], r.InstanceID)+" "+cmp.Or(
 				describeStatus(r.Reason, r.Message),
 				"needs no restart, but its next restart will",
 			)+":",
 		)
 		for _, pending := range r.Attach {
-			line(w, "  attach "+pending.DiskID+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
+			volume := cmp.Or(names[pending.DiskID], pending.DiskID)
+			line(w, "  attach "+volume+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
 		}
 		for _, disk := range r.Detach {
-			line(w, "  detach "+disk+", which is no longer published there")
+			line(w, "  detach "+cmp.Or(names[disk], disk)+", which is no longer published there")
 		}
 	}
-	if len(restarts) == 0 {
+	if len(list.Restarts) == 0 {
 		line(
 			w,
 			"no node needs a restart, as far as this controller knows: another replica may have got requests",
@@ -48,7 +53,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 		line(
 			w,
 			"waits:",
-			"to be attached to node "+pending.NodeID+describeRequest(
+			"to be attached to "+nodeText(pending.NodeName, pending.NodeID)+describeRequest(
 				pending.RequestedSince,
 				pending.LastRequested,
 				pending.Problem,
@@ -66,7 +71,10 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 		line(
 			w,
 			"still on:",
-			"node "+detaching.NodeID+", where it is no longer published: the next restart of that node detaches it",
+			nodeText(
+				detaching.NodeName,
+				detaching.NodeID,
+			)+", where it is no longer published: the next restart of that node detaches it",
 		)
 		printStatus(w, *detaching)
 	}
@@ -75,7 +83,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 // printStatus prints the status of a restart, if the node needs one.
 func printStatus(w io.Writer, r client.Restart) {
 	if text := describeStatus(r.Reason, r.Message); text != "" {
-		line(w, "restart:", "node "+r.NodeID+" "+text)
+		line(w, "restart:", nodeText(r.NodeName, r.NodeID)+" "+text)
 	}
 }
 

@@ -22,12 +22,13 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
-	a, b := h.sim.Instance("node-a").ID, h.sim.Instance("node-b").ID
+	first, second := h.sim.Instance("node-a"), h.sim.Instance("node-b")
 	// Restarts are printed in the order of the nodes' IDs, which differs from run to run.
-	if a > b {
-		a, b = b, a
+	if first.ID > second.ID {
+		first, second = second, first
 	}
-	h.replacements = []string{h.dir, "DIR", a, "NODE-A", b, "NODE-B"}
+	a, b := first.ID, second.ID
+	h.replacements = []string{h.dir, "DIR", a, "NODE-A", first.Name, "NAME-A", b, "NODE-B", second.Name, "NAME-B"}
 	node := func(id string) string { return "--node=" + id }
 	// shows waits until volume show prints the text.
 	shows := func(volume, text string) {
@@ -38,13 +39,13 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 			func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) },
 		)
 	}
-	one := strings.TrimSpace(h.run(t, "volume", "create", "one", "--size=1GiB").stdout)
-	other := strings.TrimSpace(h.run(t, "volume", "create", "other", "--size=1GiB").stdout)
+	one := strings.TrimSpace(h.run(t, "volume", "create", "volume-one", "--size=1GiB").stdout)
+	other := strings.TrimSpace(h.run(t, "volume", "create", "volume-other", "--size=1GiB").stdout)
 	unpublished, waiting := min(one, other), max(one, other) // volumes are listed by ID
 	for _, v := range []struct{ id, name string }{{unpublished, "UNPUBLISHED"}, {waiting, "WAITING"}} {
-		var shown struct{ DiskName string }
+		var shown struct{ Name, DiskName string }
 		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))
-		h.replacements = append(h.replacements, v.id, v.name, shown.DiskName, "DISK-"+v.name)
+		h.replacements = append(h.replacements, v.id, v.name, shown.DiskName, "DISK-"+v.name, shown.Name, "NAME-"+v.name)
 	}
 	h.ok(t, "volume", "list")
 	h.ok(t, "volume", "show", waiting)
@@ -111,7 +112,7 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 		t.Errorf("attach: %+v", attach)
 	}
 	inProgress := regexp.MustCompile(
-		`(?m)^node ` + node + ` is being restarted \(stopping\):\n  attach ` + id + `, requested since `,
+		`(?m)^node ` + h.sim.Instances[0].Name + ` is being restarted \(stopping\):\n  attach v, requested since `,
 	)
 	eventually(
 		t,

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,14 +138,22 @@ func (h *host) run(t *testing.T, args ...string) result {
 	return runPlugin(t, h.environ, args...)
 }
 
-// ok runs a command twice. Both runs must succeed with the same output, which ok returns without its last newline.
+// ok runs a command twice. Both runs must succeed with the same output, which ok returns without its last newline. Ages
+// are not compared.
 func (h *host) ok(t *testing.T, args ...string) string {
 	t.Helper()
-	first := h.run(t, args...)
+	first, second := h.run(t, args...), h.run(t, args...)
 	if first.code != 0 || first.stderr != "" {
 		t.Fatalf("%v: %+v", args, first)
 	}
-	if diff := cmp.Diff(first, h.run(t, args...), cmp.AllowUnexported(result{})); diff != "" {
+	first.stdout, second.stdout = ages.ReplaceAllString(
+		first.stdout,
+		"  AGE  ",
+	), ages.ReplaceAllString(
+		second.stdout,
+		"  AGE  ",
+	)
+	if diff := cmp.Diff(first, second, cmp.AllowUnexported(result{})); diff != "" {
 		t.Fatalf("%v, repeated (-first +second):\n%s", args, diff)
 	}
 	h.record(args, first)
@@ -172,6 +181,7 @@ func (h *host) record(args []string, got result) {
 }
 
 var (
+	ages       = regexp.MustCompile(` {2,}\d{1,3}[smhdy] {2,}`)
 	times      = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`)
 	otherUUIDs = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 	blanks     = regexp.MustCompile(` {2,}`)
@@ -227,6 +237,8 @@ func TestVolumeLifecycle(t *testing.T) {
 	h.ok(t, "volume", "list", "--json")
 	h.ok(t, "volume", "mount", "postgres", data, "--volume-context=rootUid=999", "--volume-context=rootMode=0750")
 	h.ok(t, "volume", "mount", "postgres", data, "--json")
+	h.ok(t, "volume", "list")
+	h.ok(t, "volume", "show", "postgres")
 	info, err := os.Stat(data)
 	must(t, err)
 	var owner unix.Stat_t
@@ -245,9 +257,9 @@ func TestVolumeLifecycle(t *testing.T) {
 	h.ok(t, "snapshot", "create", "monday", "--volume=postgres", "--json")
 	h.ok(t, "snapshot", "list")
 	h.ok(t, "snapshot", "list", "--json", "--volume="+id)
-	h.ok(t, "snapshot", "show", snapshot)
+	h.ok(t, "snapshot", "show", "monday")
 
-	restored := h.ok(t, "volume", "create", "restored", "--from-snapshot="+snapshot)
+	restored := h.ok(t, "volume", "create", "restored", "--from-snapshot=monday")
 	h.replacements = append(h.replacements, restored, "COPY")
 	attachment := filepath.Join(h.dir, "attachment.json")
 	must(t, os.WriteFile(attachment, []byte(h.ok(t, "volume", "attach", "restored", "--json")), 0o600))
@@ -275,10 +287,19 @@ func TestVolumeLifecycle(t *testing.T) {
 	}
 	h.ok(t, "volume", "detach", "postgres")
 	h.ok(t, "volume", "detach", restored, "--json")
+	for _, object := range [][]string{{"snapshot", "delete", "monday"}, {"volume", "delete", "postgres"}} {
+		for range 3 {
+			got := h.run(t, object...)
+			if got.code != 0 {
+				t.Errorf("%v: %+v", object, got)
+			}
+			h.record(object, got)
+		}
+	}
 	h.ok(t, "snapshot", "delete", snapshot)
 	h.ok(t, "volume", "delete", id)
 	h.ok(t, "volume", "delete", restored, "--json")
-	h.fails(t, 4, "volume", "delete", "postgres")
+	h.fails(t, 4, "volume", "show", "postgres")
 	h.ok(t, "volume", "detach", id)
 	h.ok(t, "volume", "list")
 	h.ok(t, "snapshot", "list", "--json")
@@ -409,6 +430,7 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	id := h.ok(t, "volume", "create", "far", "--size=1GiB")
 	h.ok(t, "volume", "detach", id, "--node="+node) // the volume is not attached there
 	h.ok(t, "volume", "attach", id, "--node="+strings.ToUpper(node))
+	h.ok(t, "volume", "attach", "far", "--node=node-b")
 	where := "attached to node " + node
 	if message := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(message, where) {
 		t.Errorf("the message does not name the node: %s", message)
@@ -422,12 +444,90 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	if message := h.fails(t, 5, "volume", "detach", id, "--node="+node); !strings.Contains(message, "--unmounted") {
 		t.Errorf("the message does not mention --unmounted: %s", message)
 	}
-	if message := h.ok(t, "volume", "show", id); !strings.Contains(message, where) {
+	if message := h.ok(t, "volume", "show", id); !strings.Contains(message, "attached to node node-b ("+node+")") {
 		t.Errorf("the volume was detached: %s", message)
 	}
-	h.ok(t, "volume", "detach", id, "--node="+node, "--unmounted")
+	h.ok(t, "volume", "detach", id, "--node=node-b", "--unmounted")
 	h.ok(t, "volume", "delete", id)
 	h.ok(t, "volume", "detach", id, "--node="+node)
+	h.ok(t, "volume", "detach", id, "--node=node-b")
+}
+
+// A mount that fails leaves nothing staged, unless the volume was staged before.
+func TestFailedMountIsUnstaged(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	full, data := h.folder(t, "full"), filepath.Join(h.dir, "data")
+	must(t, os.WriteFile(filepath.Join(full, "file"), nil, 0o600)) // nothing can be mounted there
+	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
+	h.ok(t, "volume", "attach", id)
+	staging := filepath.Join(h.dir, "staging", id)
+	staged := func() bool {
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		must(t, err)
+		return strings.Contains(string(table), " "+staging+" ")
+	}
+	shared := "--access-mode=SINGLE_NODE_MULTI_WRITER"
+	for _, flags := range [][]string{{shared}, {"--block", shared}} {
+		message := h.fails(t, 5, append([]string{"volume", "mount", id, full}, flags...)...)
+		if !strings.Contains(message, full) || strings.Contains(message, "stays staged") {
+			t.Errorf("mount %v: the message is %s", flags, message)
+		}
+		if staged() || exists(t, staging) {
+			t.Errorf("mount %v: the volume stays staged", flags)
+		}
+		h.ok(t, "volume", "detach", id, "--dry-run")
+	}
+	h.ok(t, "volume", "mount", id, data, shared)
+	h.fails(t, 5, "volume", "mount", id, full, shared)
+	if !staged() || !exists(t, data) {
+		t.Error("a failed mount has unstaged a volume that was mounted elsewhere")
+	}
+	h.ok(t, "volume", "unmount", id, data, "--keep-staged")
+	h.fails(t, 5, "volume", "mount", id, full, shared)
+	if !staged() {
+		t.Error("a failed mount has unstaged a volume that was staged before")
+	}
+	h.ok(t, "volume", "unmount", id, data)
+	if staged() {
+		t.Error("the volume stays staged")
+	}
+	h.ok(t, "volume", "detach", id)
+}
+
+// Nobody waits for a socket that the user may not use. With --wait a command waits for a plugin that has not started.
+func TestUnreachablePlugin(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	if os.Geteuid() == 0 {
+		dir, program := h.folder(t, "closed"), filepath.Join(h.dir, "oxide-csi")
+		must(t, errors.Join(os.Chmod(h.dir, 0o755), os.Chmod(dir, 0o700), os.Link(programs.Plugin, program)))
+		cmd := exec.CommandContext(within(t, 2*time.Minute), program, "volume", "list", "--wait", "--timeout=0",
+			"--endpoint="+filepath.Join(dir, "csi.sock"))
+		cmd.Env = baseEnv()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		output, _ := cmd.CombinedOutput() // the exit code tells
+		if code := cmd.ProcessState.ExitCode(); code != 8 ||
+			!strings.Contains(string(output), "permission denied: run this as root") {
+			t.Errorf("exit code %d: %s", code, output)
+		}
+	}
+	late := filepath.Join(h.dir, "late.sock")
+	waiting := exec.CommandContext(within(t, 2*time.Minute), programs.Plugin, "volume", "list", "--wait", "--timeout=0",
+		"--endpoint="+late)
+	waiting.Env = baseEnv()
+	stderr := &simtest.Output{}
+	waiting.Stderr = stderr
+	must(t, waiting.Start())
+	eventually(
+		t,
+		"the command waits",
+		func() bool { return strings.Contains(stderr.String(), "waiting: no plugin answers at "+late) },
+	)
+	must(t, os.Symlink(h.controller.Socket, late))
+	if err := waiting.Wait(); err != nil {
+		t.Errorf("%v: %s", err, stderr)
+	}
 }
 
 // changingCommands are all commands that change something, in an order in which a dry run can check each of them.
@@ -538,7 +638,8 @@ func TestVolumeExitCodes(t *testing.T) {
 		code    int
 		message string
 	}{
-		{"unknown command", []string{"volume", "grow", id}, 2, `"grow" is not a command: see oxide-csi volume --help`},
+		{"unknown command", []string{"volume", "fly", id}, 2, `"fly" is not a command: see oxide-csi volume --help`},
+		{"a command that cannot exist", []string{"volume", "resize", id, "--size=2GiB"}, 2, `"resize" is not a command: a rack cannot change the size of a disk: make a larger copy`},
 		{"another tool's word", []string{"volume", "ls"}, 2, `"ls" is not a command: did you mean oxide-csi volume list?`},
 		{"another tool's word for a snapshot", []string{"snapshot", "rm", id}, 2, `"rm" is not a command: did you mean oxide-csi snapshot delete?`},
 		{"a misspelt command", []string{"volum"}, 2, `"volum" is not a command: did you mean oxide-csi volume?`},
@@ -555,19 +656,23 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"a size above the limit of a disk", []string{"volume", "create", "x", "--size=2000GiB"}, 2, "capacity_range"},
 		{"a TCP endpoint", []string{"volume", "list", "--controller-endpoint=tcp://127.0.0.1:1"}, 2, "is not a unix socket"},
 		{"negative timeout", []string{"volume", "list", "--timeout=-1s"}, 2, "config: --timeout: -1s is negative"},
-		{"invalid snapshot ID", []string{"snapshot", "delete", "monday"}, 2, "is not a snapshot ID"},
-		{"invalid node ID", []string{"volume", "attach", id, "--node=worker-1"}, 2, "is not a node ID"},
+		{"a snapshot's name with the form of an ID", []string{"snapshot", "create", instanceID, "--volume=" + id}, 2, "has the form of a snapshot ID"},
 		{"unknown access mode", []string{"volume", "mount", id, h.dir + "/data", "--access-mode=ANY"}, 2, "is not one of SINGLE_NODE_WRITER"},
 		{"raw block with a filesystem", []string{"volume", "mount", id, h.dir + "/data", "--block", "--fs-type=xfs"}, 2, "--block cannot be combined with"},
 		{"invalid attachment", []string{"volume", "mount", id, h.dir + "/data", "--attachment=" + file}, 2, "not the output of attach"},
 		{"snapshot without a volume", []string{"snapshot", "create", "x"}, 2, "config: --volume: is required"},
 		{"--unmounted without --node", []string{"volume", "detach", id, "--unmounted"}, 2, "--unmounted needs --node"},
 
-		{"missing socket", []string{"volume", "list", "--controller-endpoint=" + missing}, 3, "no plugin answers at " + missing + ": connect: no such file or directory: start the plugin"},
-		{"a file that is no socket", []string{"volume", "list", "--controller-endpoint=" + file}, 3, "connection refused"},
+		{"missing socket", []string{"volume", "list", "--controller-endpoint=" + missing}, 8, "no plugin answers at " + missing + ": connect: no such file or directory: start the plugin"},
+		{"a file that is no socket", []string{"volume", "list", "--controller-endpoint=" + file}, 8, "connection refused"},
+		{"a missing socket of the node", []string{"volume", "attach", id, "--node-endpoint=" + missing}, 8, "or name the node with --node"},
 		{"unknown volume ID", []string{"volume", "show", instanceID}, 4, "ControllerGetVolume: NotFound: "},
 		{"unknown volume name", []string{"volume", "show", "nowhere"}, 4, `cluster "lab" has no volume named "nowhere"`},
 		{"unknown snapshot ID", []string{"snapshot", "show", instanceID}, 4, "GetSnapshot: NotFound: "},
+		{"unknown snapshot name", []string{"snapshot", "show", "nowhere"}, 4, `cluster "lab" has no snapshot named "nowhere"`},
+		{"unknown source", []string{"volume", "create", "x", "--from-snapshot=nowhere"}, 4, `cluster "lab" has no snapshot named "nowhere"`},
+		{"unknown node name", []string{"volume", "attach", id, "--node=nowhere"}, 4, `no instance in the controller's projects is named "nowhere"`},
+		{"unknown node name for a volume that does not exist", []string{"volume", "detach", instanceID, "--node=nowhere"}, 4, `is named "nowhere"`},
 		{"unknown node ID", []string{"volume", "attach", id, "--node=" + instanceID}, 4, "ControllerPublishVolume: NotFound: "},
 		{"existing volume of another size", []string{"volume", "create", "existing", "--size=2GiB"}, 5, "CreateVolume: AlreadyExists: "},
 		{"missing parent of the target", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is not a folder"},
@@ -575,7 +680,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"no space", []string{"volume", "create", "x", "--size=3GiB"}, 6, "CreateVolume: ResourceExhausted: "},
 		{"unknown rack", []string{"volume", "create", "x", "--size=1GiB", "--rack=west"}, 6, "topology.csi.oxide.computer/rack=west"},
 		{"a name at a socket without a controller", []string{"volume", "show", "existing", "--controller-endpoint=" + h.node.Socket}, 1, "has no cluster ID, so it is no controller"},
-		{"a name at a missing socket", []string{"volume", "show", "existing", "--controller-endpoint=" + missing}, 3, "no plugin answers at " + missing},
+		{"a name at a missing socket", []string{"volume", "show", "existing", "--controller-endpoint=" + missing}, 8, "no plugin answers at " + missing},
 		{"a socket without a controller", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "use --controller-endpoint for the socket of a plugin that does"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -642,7 +747,13 @@ func TestVolumeHealth(t *testing.T) {
 	h := newHost(t, true)
 	id := h.ok(t, "volume", "create", "faulty", "--size=1GiB")
 	must(t, h.sim.SetDiskState(t.Context(), id, "faulted"))
-	if message := h.ok(t, "volume", "show", "faulty"); !strings.Contains(message, "health:  INACCESSIBLE: disk csi-") {
+	if message := h.ok(
+		t,
+		"volume",
+		"show",
+		"faulty",
+	); !regexp.MustCompile(`health: +INACCESSIBLE: disk csi-`).
+		MatchString(message) {
 		t.Errorf("the message is %s", message)
 	}
 	var shown struct {
@@ -778,12 +889,16 @@ func TestVolumeCompletion(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{"volume", "show", ""}, []string{id}},
+		{[]string{"volume", "show", ""}, []string{"one"}},
+		{[]string{"volume", "show", "o"}, []string{"one"}},
 		{[]string{"volume", "mount", id[:9]}, []string{id}},
+		{[]string{"volume", "attach", "--node", ""}, []string{"node-a"}},
+		{[]string{"volume", "detach", "--node", h.sim.Instances[0].ID[:9]}, []string{h.sim.Instances[0].ID}},
 		{[]string{"volume", "mount", "zz"}, nil},
 		{[]string{"volume", "mount", id, ""}, nil},
-		{[]string{"snapshot", "delete", ""}, []string{snapshot}},
-		{[]string{"volume", "create", "x", "--from-snapshot", ""}, []string{snapshot}},
+		{[]string{"snapshot", "delete", ""}, []string{"one"}},
+		{[]string{"snapshot", "delete", snapshot[:9]}, []string{snapshot}},
+		{[]string{"volume", "create", "x", "--from-snapshot", ""}, []string{"one"}},
 		{[]string{"volume", "mount", "--fs-type", "x"}, []string{"ext4", "ext3", "xfs", "btrfs"}},
 		{[]string{"volume", "u"}, []string{"unmount"}},
 		{[]string{"volume", "show", "--controller-endpoint=" + h.dir + "/none", ""}, nil},

@@ -26,12 +26,24 @@ import (
 type serveFlags struct {
 	listen, control, tls, token, project, instances, guestRoot, guestBoot, state, hotplug string
 	maxDisks, quota, space, latency, latencyMax, stateTime, apiVersionMax                 string
+	expose                                                                                bool
 }
 
 func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.SortFlags = false
-	flags.StringVar(&f.listen, "listen", "127.0.0.1:12220", "serve the rack's API on `ADDR`; port 0 is a free one")
+	flags.StringVar(
+		&f.listen,
+		"listen",
+		"127.0.0.1:12220",
+		"serve the rack's API on `ADDR`, a loopback address; port 0 is a free one",
+	)
 	flags.StringVar(&f.control, "control", "", "serve the control endpoint on `ADDR`, a loopback address (default off)")
+	flags.BoolVar(
+		&f.expose,
+		"expose",
+		false,
+		"allow addresses that other machines can reach; whoever reaches the control endpoint can do anything with the rack",
+	)
 	flags.StringVar(
 		&f.tls,
 		"tls",
@@ -101,9 +113,13 @@ func (f *serveFlags) parse() (serveConfig, error) {
 	c := serveConfig{
 		listen: f.listen, control: f.control, tls: f.tls, guestRoot: f.guestRoot, guestBoot: f.guestBoot, state: f.state,
 	}
-	check("--listen", checkAddress(f.listen))
+	checkListen := checkLoopback
+	if f.expose {
+		checkListen = checkAddress
+	}
+	check("--listen", checkListen(f.listen))
 	if f.control != "" {
-		check("--control", checkLoopback(f.control))
+		check("--control", checkListen(f.control))
 	}
 	if f.guestBoot != "" && f.guestRoot == "" {
 		check("--guest-boot", errors.New("requires --guest-root"))
@@ -168,7 +184,8 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkLoopback keeps the control endpoint, which has no authentication, on this machine.
+// checkLoopback keeps the control endpoint, which has no authentication, and the API, whose token everybody knows, on this
+// machine.
 func checkLoopback(address string) error {
 	if err := checkAddress(address); err != nil {
 		return err
@@ -177,10 +194,15 @@ func checkLoopback(address string) error {
 	if err != nil {
 		return err
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return fmt.Errorf("%q is not a loopback address: write one such as 127.0.0.1:12221", address)
+	if !isLoopback(host) {
+		return fmt.Errorf("%q is not a loopback address: write one such as 127.0.0.1:12221, or add --expose", address)
 	}
 	return nil
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func parseInstances(text string) ([]string, error) {

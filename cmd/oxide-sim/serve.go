@@ -129,9 +129,26 @@ func (s *server) begin(c serveConfig, log *slog.Logger) (err error) {
 		Handler: s.rack.API(), ConnContext: simrack.ConnContext, TLSConfig: s.secure,
 	}, log)
 	if s.control != nil {
-		s.serve(s.control, &http.Server{Handler: s.rack.Control()}, log)
+		s.serve(s.control, &http.Server{Handler: checkHost(s.rack.Control())}, log)
 	}
 	return nil
+}
+
+// checkHost rejects requests for another host than a loopback address or the address that received them. So no web page in
+// a browser on this machine can send requests to the control endpoint under a name of its own (DNS rebinding).
+func checkHost(control http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		host, _, err := net.SplitHostPort(req.Host)
+		if err != nil {
+			host = strings.Trim(req.Host, "[]")
+		}
+		local, _ := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if !isLoopback(host) && (local == nil || host != local.IP.String()) {
+			http.Error(w, fmt.Sprintf("the host %q is not the control endpoint's", host), http.StatusForbidden)
+			return
+		}
+		control.ServeHTTP(w, req)
+	})
 }
 
 // Files of the certificate and its private key in the folder of --tls.

@@ -372,14 +372,21 @@ func TestInvalidFlags(t *testing.T) {
 			[]string{`config: --listen: "12220" is not an address with a port: write one such as 127.0.0.1:12220`},
 		},
 		{
+			"listen everywhere",
+			[]string{"serve", "--listen=:0"},
+			[]string{`config: --listen: ":0" is not a loopback address: write one such as 127.0.0.1:12221, or add --expose`},
+		},
+		{
 			"control everywhere",
 			[]string{"serve", "--control=:0"},
-			[]string{`config: --control: ":0" is not a loopback address: write one such as 127.0.0.1:12221`},
+			[]string{`config: --control: ":0" is not a loopback address: write one such as 127.0.0.1:12221, or add --expose`},
 		},
 		{
 			"control elsewhere",
 			[]string{"serve", "--control=192.0.2.1:0"},
-			[]string{`config: --control: "192.0.2.1:0" is not a loopback address: write one such as 127.0.0.1:12221`},
+			[]string{
+				`config: --control: "192.0.2.1:0" is not a loopback address: write one such as 127.0.0.1:12221, or add --expose`,
+			},
 		},
 		{"token", []string{"serve", "--token=demo"}, []string{`config: --token: token must begin with "oxide-token-"`}},
 		{
@@ -655,6 +662,28 @@ func TestParseSize(t *testing.T) {
 	for _, text := range []string{"", "GiB", "1.5GiB", "1 GiB", "10gib", "10G", "+1", "-1", "9223372036854775808", "1e3"} {
 		if got, err := parseSize(text); err == nil {
 			t.Errorf("%q: got %d, want an error", text, got)
+		}
+	}
+}
+
+// With --expose the addresses may be any. The control endpoint answers no request for a foreign name.
+func TestExpose(t *testing.T) {
+	t.Parallel()
+	p := start(t, "--listen=:0", "--control=0.0.0.0:0", "--expose")
+	_, control, _ := strings.Cut(p.value("OXIDE_SIM_CONTROL"), "http://")
+	_, port, err := net.SplitHostPort(control)
+	must(t, err)
+	for host, want := range map[string]int{
+		"127.0.0.1:" + port: 200, "localhost": 200, "rack.example:" + port: 403, "192.0.2.1": 403,
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:"+port+"/v0/settings", nil)
+		must(t, err)
+		req.Host = host
+		resp, err := http.DefaultClient.Do(req)
+		must(t, err)
+		must(t, resp.Body.Close())
+		if resp.StatusCode != want {
+			t.Errorf("host %s: %d, want %d", host, resp.StatusCode, want)
 		}
 	}
 }

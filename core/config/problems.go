@@ -7,6 +7,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -16,6 +17,8 @@ type Problem struct {
 	Flag string
 	// What says what is wrong and what to do, on one line without a token.
 	What string
+	// Missing says that the setting is required and has no value.
+	Missing bool
 }
 
 // String is the line for the operator: "config: --max-disks: …".
@@ -36,6 +39,16 @@ func (p Problems) Error() string {
 // add adds a problem. format and args are those of fmt.Sprintf.
 func (p *Problems) add(flag, format string, args ...any) {
 	*p = append(*p, Problem{Flag: flag, What: fmt.Sprintf(format, args...)})
+}
+
+// addMissing adds the problem of a required setting without a value.
+func (p *Problems) addMissing(flag, format string, args ...any) {
+	*p = append(*p, Problem{Flag: flag, What: fmt.Sprintf(format, args...), Missing: true})
+}
+
+// Missing reports whether that setting is required and has no value.
+func (p Problems) Missing(flag string) bool {
+	return slices.ContainsFunc(p, func(problem Problem) bool { return problem.Flag == flag && problem.Missing })
 }
 
 // has reports whether there is a problem of that setting.

@@ -83,7 +83,7 @@ func (c Config) Validate() Problems {
 		if c.Mode != "" {
 			p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
 		} else {
-			p.add("--mode", "is required; set --mode or OXIDE_CSI_MODE to controller, node or all")
+			p.addMissing("--mode", "is required; set --mode or OXIDE_CSI_MODE to controller, node or all")
 		}
 		c.Mode = ModeAll
 	}
@@ -138,7 +138,7 @@ func (c Config) checkRequired(p *Problems) {
 		if s.flag == "oxide-token-file" {
 			other = ", or put the token into OXIDE_TOKEN"
 		}
-		p.add(s.label(), "is required%s; set --%s or %s%s", modes, s.flag, s.env, other)
+		p.addMissing(s.label(), "is required%s; set --%s or %s%s", modes, s.flag, s.env, other)
 	}
 }
 

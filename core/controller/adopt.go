@@ -12,9 +12,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	grpcmetadata "google.golang.org/grpc/metadata"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -105,7 +105,7 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 			"disk %s belongs to cluster %q and not to %q: adopt it from %q if that cluster is gone", diskID, owner, from, owner)
 	}
 	// A detach that the previous owner deferred would stand in the way of one by this cluster.
-	if err := restart.EraseDeferredDetach(ctx, c.rack, diskID); err != nil {
+	if err := detach.Erase(ctx, c.rack, diskID); err != nil {
 		return err
 	}
 	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, Disk: diskID}
@@ -113,9 +113,9 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	case described == c.cluster:
 		err = c.rack.DeleteRecord(ctx, old.recordID) // without the record the description counts again
 	case adopted:
-		err = c.rack.UpdateRecord(ctx, old.recordID, wanted.encode())
+		err = c.rack.UpdateRecord(ctx, old.recordID, rack.RecordText(wanted))
 	default:
-		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+diskID, wanted.encode())
+		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+diskID, rack.RecordText(wanted))
 	}
 	switch {
 	case errors.Is(err, rack.ErrAlreadyExists), errors.Is(err, rack.ErrNotFound):
@@ -164,23 +164,21 @@ func (c *Service) listAdoptable(
 	req *csi.ListVolumesRequest,
 	adoptable isAdoptable,
 ) (*csi.ListVolumesResponse, error) {
+	details := newDetails(ctx)
 	entry := func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
 		if !adoptable(disk.Description, disk.ID) {
 			return nil
 		}
-		volume := rc.volume(disk, parameters{})
-		name, claim := rack.FullNames(disk.Description)
-		for key, value := range map[string]string{rpc.KeyVolumeName: name, rpc.KeyClaim: claim} {
-			if value != "" {
-				volume.VolumeContext[key] = value
-			}
-		}
+		details.addVolume(c, disk)
 		return &csi.ListVolumesResponse_Entry{
-			Volume: volume,
+			Volume: rc.volume(disk, parameters{}),
 			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, nil)},
 		}
 	}
 	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, entry)
+	if err == nil {
+		err = details.send(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

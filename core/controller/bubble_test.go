@@ -6,6 +6,7 @@ package controller_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -29,6 +30,8 @@ type bubbleRig struct {
 	rack *simrack.Rack
 	// client is the last controller's.
 	client *rack.Client
+	// token is the token of controllers; empty means coretest.Token.
+	token string
 	// requests counts the requests of all controllers.
 	requests atomic.Int64
 	// before, if set, is called before each request of a controller. Set it before the start of the controllers.
@@ -94,34 +97,35 @@ func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *cont
 		Name:       "default",
 		Host:       "http://rack",
 		Project:    coretest.Project,
-		Token:      rack.FixedToken(coretest.Token),
+		Token:      rack.FixedToken(cmp.Or(r.token, coretest.Token)),
 		HTTPClient: &http.Client{Transport: handlerTransport{counted}},
 	})
 	coretest.Must(t, err)
 	r.client = client
-	opts.Racks, opts.Cluster, opts.MaxDisks, opts.Log = []*rack.Client{client}, coretest.Cluster, 8, coretest.DiscardLog()
+	opts.Racks, opts.Cluster, opts.MaxDisks = []*rack.Client{client}, coretest.Cluster, 8
+	opts.Log = cmp.Or(opts.Log, coretest.DiscardLog())
 	return controller.New(opts)
 }
 
 // inject adds a fault to the rack.
 func (r *bubbleRig) inject(t *testing.T, fault simtest.Fault) {
 	t.Helper()
-	coretest.Must(t, r.control("/v0/faults", fault))
+	coretest.Must(t, r.control(http.MethodPost, "/v0/faults", fault))
 }
 
 // halt halts the guest of an instance, as if it had shut itself down.
 func (r *bubbleRig) halt(instance string) error {
-	return r.control("/v0/halt", map[string]string{"instance": instance})
+	return r.control(http.MethodPost, "/v0/halt", map[string]string{"instance": instance})
 }
 
-// control posts a request to the rack's control endpoint.
-func (r *bubbleRig) control(path string, content any) error {
+// control sends a request to the rack's control endpoint.
+func (r *bubbleRig) control(method, path string, content any) error {
 	body, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
 	recorder := httptest.NewRecorder()
-	r.rack.Control().ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, path, bytes.NewReader(body)))
+	r.rack.Control().ServeHTTP(recorder, httptest.NewRequest(method, path, bytes.NewReader(body)))
 	if recorder.Code >= 300 {
 		return fmt.Errorf("%s: %d %s", path, recorder.Code, recorder.Body)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -27,27 +28,39 @@ const (
 
 // GetCapacity returns how much the quota of the silo still allows, summed over all racks in the topology: CSI spec,
 // GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity is
-// 0. The maximum volume size is the largest disk that a single rack allows.
+// 0. If a rack does not answer, it returns an error, and Kubernetes' external-provisioner keeps what it published before.
+//
+// Parameters are not checked, and there is no maximum size: with an error or a maximum, Kubernetes' scheduler would say
+// that no node has enough storage, and the reason, which CreateVolume tells, would never be asked for. The command
+// oxide-csi volume create --dry-run asks for both (see [rpc.MetadataCheckCreate]).
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := validateGetCapacity(req); err != nil {
 		return nil, err
 	}
-	params, err := parseParameters(req.GetParameters(), req.GetVolumeCapabilities())
-	if err != nil {
-		return nil, err
+	sent, _ := metadata.FromIncomingContext(ctx)
+	var params parameters
+	checksCreate := len(sent.Get(rpc.MetadataCheckCreate)) > 0
+	if checksCreate {
+		var err error
+		if params, err = parseParameters(req.GetParameters(), req.GetVolumeCapabilities()); err != nil {
+			return nil, err
+		}
 	}
-	var available, largest int64
+	var available, most int64
 	for _, client := range c.racks.inTopology(req.GetAccessibleTopology()) {
 		free, err := c.freeCapacity.freeBytes(ctx, client)
 		if err != nil {
 			return nil, err
 		}
 		available += min(free, math.MaxInt64-available)
-		largest = max(largest, largestDisk(free, params))
+		most = max(most, free)
 	}
-	response := &csi.GetCapacityResponse{AvailableCapacity: available, MaximumVolumeSize: wrapperspb.Int64(largest)}
-	if largest > 0 {
+	response := &csi.GetCapacityResponse{AvailableCapacity: available}
+	if most >= gib {
 		response.MinimumVolumeSize = wrapperspb.Int64(gib)
+	}
+	if checksCreate {
+		response.MaximumVolumeSize = wrapperspb.Int64(largestDisk(most, params))
 	}
 	return response, nil
 }

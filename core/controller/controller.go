@@ -10,10 +10,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // Service is the CSI Controller service. It calls the racks' APIs and never touches a device.
@@ -26,30 +28,34 @@ type Service struct {
 	// instances has a lock for each instance. It is held from looking at the disks of an instance until another disk is
 	// attached to it.
 	instances    *keylock.Locks
-	detachGrace  *detachGrace
 	refusals     *refusalCache
 	pageTokens   *pageTokens
 	volumeCounts *pageCounts
 	freeCapacity *capacityCache
 	sweeper      *sweeper
+	// detachers keep the deferred detaches of each rack.
+	detachers map[*rack.Client]*detach.Detacher
 	// engines plan restarts, in attach mode restart. The map is nil in attach mode hot.
 	engines map[*rack.Client]*restart.Engine
 	// restartWait is how long ControllerPublishVolume waits for a planned restart.
 	restartWait time.Duration
-	metrics     *metrics.Metrics
-	log         *slog.Logger
+	// claims publishes what volumes wait for. It is nil if the orchestrator has no claims.
+	claims  metadata.ClaimReporter
+	metrics *metrics.Metrics
+	log     *slog.Logger
 }
 
 // rackController is the service working on one rack: the methods that need a single rack are methods of this type.
 type rackController struct {
 	*Service
-	rack *rack.Client
+	rack     *rack.Client
+	detacher *detach.Detacher
 	// engine is nil except in attach mode restart.
 	engine *restart.Engine
 }
 
 func (c *Service) forRack(client *rack.Client) rackController {
-	return rackController{c, client, c.engines[client]}
+	return rackController{c, client, c.detachers[client], c.engines[client]}
 }
 
 // Options configure a [Service].
@@ -60,7 +66,7 @@ type Options struct {
 	Cluster string
 	// MaxDisks is the maximum number of disks attached to an instance, including its boot disk.
 	MaxDisks int
-	// DetachGrace is the minimum time between the first request to detach from a running instance and the detach.
+	// DetachGrace is the time from the request to detach from a running instance to the detach. 0 means at once.
 	DetachGrace time.Duration
 	// TemporaryAge is the age at which the temporary snapshot of a clone counts as left behind; 0 means one hour.
 	TemporaryAge time.Duration
@@ -78,7 +84,6 @@ func New(opts Options) *Service {
 		cluster:      opts.Cluster,
 		maxDisks:     opts.MaxDisks,
 		instances:    keylock.New(),
-		detachGrace:  newDetachGrace(opts.DetachGrace),
 		refusals:     newRefusalCache(),
 		pageTokens:   newPageTokens(),
 		volumeCounts: newPageCounts(),
@@ -87,8 +92,10 @@ func New(opts Options) *Service {
 		log:          opts.Log,
 	}
 	c.sweeper = newSweeper(c, opts.TemporaryAge)
+	c.detachers = c.newDetachers(opts.DetachGrace)
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
+		c.claims, _ = opts.Restarts.Requester.(metadata.ClaimReporter)
 	}
 	return c
 }

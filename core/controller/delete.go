@@ -7,7 +7,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"log/slog"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -50,9 +49,9 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return nil, err
 	}
 	rc.forgetAdoption(ctx, disk)
-	if rc.engine != nil {
-		if err := rc.engine.ForgetDisk(ctx, id); err != nil {
-			rc.log.Warn("cannot remove the restart record of a deleted disk", "disk_id", id, "error", err.Error())
+	if rc.defersDetaches() {
+		if err := rc.detacher.Forget(ctx, id); err != nil {
+			rc.log.Warn("cannot remove the deferred detach of a deleted disk", "disk_id", id, "error", err.Error())
 		}
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -115,16 +114,11 @@ func (c rackController) checkProject(ctx context.Context, disk rack.Disk) error 
 
 // attachedError is the error for deleting an attached disk.
 func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error {
-	if deferred, err := c.deferredDetaches(ctx); err == nil && deferred[disk.ID] == disk.InstanceID {
-		return rpc.LoggedAt(
-			slog.LevelInfo,
-			rpc.FailedPrecondition(
-				"disk %q (%s) is unpublished and still attached to instance %s: it is detached with the instance's next planned restart, or when you stop the instance",
-				disk.Name,
-				disk.ID,
-				disk.InstanceID,
-			),
-		)
+	if c.defersDetaches() {
+		set, err := c.detacher.List(ctx)
+		if deferred, ok := set.Of(disk.ID, disk.InstanceID); err == nil && ok {
+			return c.waitsForDetachError(disk, deferred, "then delete it again")
+		}
 	}
 	return rpc.FailedPrecondition(
 		"disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first",

@@ -10,7 +10,7 @@
 //   - delete.go: DeleteVolume
 //   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
 //   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
-//   - refusals.go: refusals that are answered from a cache; detachgrace.go: the grace period before a detach
+//   - refusals.go: refusals that are answered from a cache; defer.go: detaches that wait for a grace period
 //   - snapshot.go, list.go, capacity.go, health.go: the other RPCs
 //   - racks.go: which of several racks has a volume; topology.go: which racks a request allows
 //   - volume.go: a disk as a CSI volume, and the contexts that the node reads

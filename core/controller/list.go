@@ -36,6 +36,12 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	case adoptable != nil:
 		return c.listAdoptable(ctx, req, adoptable)
 	}
+	if req.GetStartingToken() == "" {
+		if err := c.sendNodeNames(ctx); err != nil {
+			return nil, err
+		}
+	}
+	details := newDetails(ctx)
 	counts := c.volumeCounts.get(req.GetStartingToken())
 	var listed []listedDisk // of each entry, and of the first entry of the next page
 	deferred, err := c.allDeferredDetaches(ctx)
@@ -54,6 +60,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 				return nil
 			}
 			listed = append(listed, listedDisk{rc.rack, ours, disk.InstanceID != ""})
+			details.addVolume(c, disk)
 			return &csi.ListVolumesResponse_Entry{
 				Volume: rc.volume(disk, parameters{}),
 				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, deferred)},
@@ -72,10 +79,17 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
-	if err := c.sendRestarts(ctx, ""); err != nil {
+	if err := errors.Join(c.sendRestarts(ctx, ""), details.send(ctx)); err != nil {
 		return nil, err
 	}
-	for _, disk := range listed[:len(entries)] {
+	c.count(counts, listed[:len(entries)], next)
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
+}
+
+// count adds the disks of a page to those of the pages before it. The last page, which has no next token, completes the
+// metrics.
+func (c *Service) count(counts volumeCounts, page []listedDisk, next string) {
+	for _, disk := range page {
 		counts.add(disk)
 	}
 	switch {
@@ -87,7 +101,6 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 			c.metrics.SetVolumes(client.Name(), counts[client].all, counts[client].attached)
 		}
 	}
-	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
 // isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still
@@ -139,7 +152,7 @@ func (c *Service) allDeferredDetaches(ctx context.Context) (map[string]string, e
 }
 
 // publishedNodes are the nodes on which a volume is published: the instance to which its disk is attached, unless the
-// disk is only waiting for its detach with a planned restart. The record of a deferred detach exists from before the
+// disk is only waiting for its deferred detach. The record of a deferred detach exists from before the
 // restart attaches the disk until after it detached the disk. A caller must therefore read the records before the disk
 // and again after it.
 func publishedNodes(disk rack.Disk, deferred map[string]string) []string {
@@ -160,17 +173,22 @@ func (c *Service) ControllerGetVolume(
 	if err := rpc.CheckVolumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
+	if err := c.sendNodeNames(ctx); err != nil {
+		return nil, err
+	}
 	rc, disk, err := c.disk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	nodes := publishedNodes(disk, nil)
-	if rc.engine != nil && len(nodes) > 0 {
-		if disk, nodes, err = rc.publishedPlanned(ctx, disk.ID); err != nil {
+	if rc.defersDetaches() && len(nodes) > 0 {
+		if disk, nodes, err = rc.publishedNow(ctx, disk.ID); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.sendRestarts(ctx, disk.ID); err != nil {
+	details := newDetails(ctx)
+	details.addVolume(c, disk)
+	if err := errors.Join(c.sendRestarts(ctx, disk.ID), details.send(ctx)); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
@@ -179,8 +197,8 @@ func (c *Service) ControllerGetVolume(
 	}, nil
 }
 
-// publishedPlanned returns a disk and the nodes on which it is published, in attach mode restart.
-func (c rackController) publishedPlanned(ctx context.Context, diskID string) (rack.Disk, []string, error) {
+// publishedNow returns a disk and the nodes on which it is published, for a controller that defers detaches.
+func (c rackController) publishedNow(ctx context.Context, diskID string) (rack.Disk, []string, error) {
 	before, err := c.deferredDetaches(ctx)
 	if err != nil {
 		return rack.Disk{}, nil, err
@@ -212,6 +230,7 @@ func (c *Service) ListSnapshots(
 	if err != nil {
 		return nil, err
 	}
+	details := newDetails(ctx)
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
 		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
 			return nil
@@ -219,19 +238,25 @@ func (c *Service) ListSnapshots(
 		if adoptable != nil && !adoptable(snapshot.Description, snapshot.DiskID) {
 			return nil
 		}
+		details.addSnapshot(c, snapshot)
 		return &csi.ListSnapshotsResponse_Entry{Snapshot: rc.snapshotMessage(snapshot)}
 	}
 	if _, _, err := c.parseStartingToken(req.GetStartingToken()); err != nil {
 		return nil, err
 	}
+	list := &csi.ListSnapshotsResponse{}
 	if req.GetSnapshotId() != "" {
-		return c.listSnapshot(ctx, req.GetSnapshotId(), entry)
+		list.Entries, err = c.listSnapshot(ctx, req.GetSnapshotId(), entry)
+	} else {
+		list.Entries, list.NextToken, err = listPage(ctx, c, (*rack.Client).Snapshots, snapshotProject, req, entry)
 	}
-	entries, next, err := listPage(ctx, c, (*rack.Client).Snapshots, snapshotProject, req, entry)
+	if err == nil {
+		err = details.send(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, nil
+	return list, nil
 }
 
 // listSnapshot returns a list of one snapshot, or an empty list.
@@ -239,22 +264,21 @@ func (c *Service) listSnapshot(
 	ctx context.Context,
 	id string,
 	entry func(rackController, rack.Snapshot) *csi.ListSnapshotsResponse_Entry,
-) (*csi.ListSnapshotsResponse, error) {
-	list := &csi.ListSnapshotsResponse{}
+) ([]*csi.ListSnapshotsResponse_Entry, error) {
 	if _, ok := diskname.ParseID(id); !ok {
-		return list, nil // no snapshot has such an ID
+		return nil, nil // no snapshot has such an ID
 	}
 	rc, snapshot, err := c.snapshot(ctx, id)
 	if errors.Is(err, rack.ErrNotFound) {
-		return list, nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	if e := entry(rc, snapshot); e != nil {
-		list.Entries = append(list.Entries, e)
+		return []*csi.ListSnapshotsResponse_Entry{e}, nil
 	}
-	return list, nil
+	return nil, nil
 }
 
 // listRequest is the common part of all list requests.

@@ -13,11 +13,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -299,12 +301,22 @@ func TestGetCapacity(t *testing.T) {
 		{name: "local disks", quota: 5000 * coretest.GiB, req: &csi.GetCapacityRequest{Parameters: map[string]string{"diskType": "local"}}, available: 4998 * coretest.GiB, largest: 4998 * coretest.GiB, smallest: coretest.GiB},
 		{name: "this rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0]}, available: 98 * coretest.GiB, largest: 98 * coretest.GiB, smallest: coretest.GiB},
 		{name: "another rack", quota: 100 * coretest.GiB, req: &csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("west").GetRequisite()[0]}},
-		{name: "unknown parameter", req: &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}}, code: codes.InvalidArgument},
+		{name: "unknown parameter", quota: 2 * coretest.GiB, req: &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}}, code: codes.InvalidArgument},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t)
 			r.setQuota(t, test.quota)
-			got, err := r.GetCapacity(t.Context(), test.req)
+			// A mistake in the parameters or the size must be told by CreateVolume, so GetCapacity does not know them.
+			for _, parameters := range []map[string]string{nil, {"x": "y"}} {
+				req := &csi.GetCapacityRequest{AccessibleTopology: test.req.GetAccessibleTopology(), Parameters: parameters}
+				got, err := r.GetCapacity(t.Context(), req)
+				r.Must(t, err)
+				if got.GetAvailableCapacity() != test.available || got.GetMaximumVolumeSize() != nil {
+					t.Errorf("with parameters %v: got %v", parameters, got)
+				}
+			}
+			asks := metadata.AppendToOutgoingContext(t.Context(), rpc.MetadataCheckCreate, "yes")
+			got, err := r.GetCapacity(asks, test.req)
 			if test.code != codes.OK {
 				coretest.WantCode(t, err, test.code)
 				return

@@ -34,14 +34,6 @@ type adoption struct {
 	recordID string
 }
 
-func (a adoption) encode() string {
-	text, err := json.Marshal(a)
-	if err != nil {
-		panic(fmt.Sprintf("a record of strings and numbers always encodes: %v", err))
-	}
-	return string(text)
-}
-
 // parseAdoption returns false for a group that is no record of an adoption.
 func parseAdoption(record rack.Record) (adoption, bool) {
 	a := adoption{recordID: record.ID}

@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcmetadata "google.golang.org/grpc/metadata"
 
@@ -389,28 +390,15 @@ func TestListOfAnotherCluster(t *testing.T) {
 	r.Create(t, "own")
 	r.UserDisk(t, coretest.Project, "brought", "")
 	r.wantOwned(t, otherCluster, created.GetVolume().GetVolumeId(), cut.GetVolume().GetVolumeId())
-	for _, volume := range r.owned(t, otherCluster) {
-		got := volume.GetVolumeContext()
-		switch volume.GetVolumeId() {
-		case created.GetVolume().GetVolumeId():
-			if got[rpc.KeyVolumeName] != "pvc-1" || got[rpc.KeyClaim] != "shop/data" {
-				t.Errorf("volume context: %v", got)
-			}
-		default:
-			if got[rpc.KeyClaim] != "" {
-				t.Errorf("a name that was cut is told: %v", got)
-			}
-		}
-	}
-	// An orchestrator's list has neither the other cluster's volumes nor those names.
-	r.Must(t, r.adopt(t, created.GetVolume().GetVolumeId(), otherCluster))
-	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	r.Must(t, err)
-	for _, entry := range list.GetEntries() {
-		if context := entry.GetVolume().GetVolumeContext(); context[rpc.KeyVolumeName] != "" {
-			t.Errorf("volume context: %v", context)
-		}
-	}
+	ctx := grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataOfCluster, otherCluster)
+	details := askDetails(t, func(option grpc.CallOption) error {
+		_, err := r.ListVolumes(withQuestion(ctx, rpc.MetadataAskDetails), &csi.ListVolumesRequest{}, option)
+		return err
+	})
+	wantDetails(t, map[string]rpc.Details{
+		created.GetVolume().GetVolumeId(): {Name: "pvc-1", Cluster: otherCluster, Claim: "shop/data"},
+		cut.GetVolume().GetVolumeId():     {Name: long, Cluster: otherCluster}, // the claim was cut
+	}, details)
 }
 
 // A deferred detach that the previous owner left does not stand in the way of the adopting cluster.

@@ -6,19 +6,17 @@ package controller
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
-	"google.golang.org/grpc"
-	grpcmetadata "google.golang.org/grpc/metadata"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // PlannedRestarts configure attach mode restart.
@@ -39,7 +37,7 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
-	opts.LockInstance = c.lockInstance
+	opts.LockInstance, opts.Detacher = c.lockInstance, c.detachers[client]
 	opts.Observe = func(seen restart.Observation) {
 		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
 		for reason, instances := range seen.InstancesWaiting {
@@ -86,7 +84,13 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 	if disk.State != rack.Detached && disk.State != rack.Attached {
 		return rack.Disk{}, c.checkAttachable(ctx, disk)
 	}
-	until := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx)))
+	if disk.InstanceID != "" && disk.InstanceID != instanceID && !c.engine.RefusesHotplug() {
+		var err error
+		if disk, err = c.detachElsewhere(ctx, disk); err != nil && !errors.Is(err, rack.ErrNotStopped) {
+			return rack.Disk{}, err
+		}
+	}
+	until, reported := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx))), ""
 	for {
 		changed := c.engine.Changed()
 		attached, rejected, err := c.checkAndPublish(ctx, disk, instanceID)
@@ -121,18 +125,53 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		if left <= 0 {
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
-		timer := time.NewTimer(left)
-		select {
-		case <-changed:
-		case <-timer.C:
-		case <-c.engine.Retiring(): // another controller continues: the orchestrator has to call that one
-			until = time.Time{}
-		case <-ctx.Done():
+		if text := err.Error(); text != reported {
+			c.reportWait(ctx, disk, text)
+			reported = text
 		}
-		timer.Stop()
+		if c.waitForRestart(ctx, changed, left) {
+			until = time.Time{} // another controller continues: the orchestrator has to call that one
+		}
 		if ctx.Err() != nil {
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
+	}
+}
+
+// waitForRestart waits until something has changed, but not longer than maxWait. It reports whether this controller hands
+// its restarts over.
+func (c rackController) waitForRestart(
+	ctx context.Context,
+	changed <-chan struct{},
+	maxWait time.Duration,
+) (retiring bool) {
+	timer := time.NewTimer(maxWait)
+	defer timer.Stop()
+	select {
+	case <-c.engine.Retiring():
+		return true
+	case <-changed:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// reportTimeout bounds a report. The volume waits anyway.
+const reportTimeout = 5 * time.Second
+
+// reportWait publishes what a volume waits for, as an event of its claim. The RPC itself says so only when it stops
+// waiting, and until then Kubernetes shows nothing. A failure is only logged.
+func (c rackController) reportWait(ctx context.Context, disk rack.Disk, why string) {
+	volume, claim := rack.FullNames(diskname.Volume, disk.Description)
+	if c.claims == nil || claim == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	report := metadata.RestartReport{Reason: "WaitsForRestart", Message: why}
+	if err := c.claims.ReportClaim(ctx, volume, claim, report); err != nil {
+		c.log.Warn("could not deliver a report about a claim", "volume_id", disk.ID, "claim", claim, "error", err.Error())
 	}
 }
 
@@ -196,8 +235,7 @@ func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (r
 // condition of the claim, and a waiting volume is healthy. With a volume ID, only the restarts that concern that volume
 // are sent.
 func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
-	asked, _ := grpcmetadata.FromIncomingContext(ctx)
-	if c.engines == nil || len(asked.Get(rpc.MetadataAskRestarts)) == 0 {
+	if c.engines == nil || !asked(ctx, rpc.MetadataAskRestarts) {
 		return nil
 	}
 	all := []restart.Restart{}
@@ -211,22 +249,5 @@ func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
 	if volumeID != "" {
 		all = slices.DeleteFunc(all, func(r restart.Restart) bool { return !r.Concerns(volumeID) })
 	}
-	text, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataRestarts, string(text)))
-}
-
-// deferredDetaches returns the instances of the disks whose detach is deferred, by disk. There are none outside of
-// attach mode restart.
-func (c rackController) deferredDetaches(ctx context.Context) (map[string]string, error) {
-	if c.engine == nil {
-		return nil, nil
-	}
-	deferred, err := c.engine.DeferredDetaches(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list the volumes whose detach is deferred: %w", err)
-	}
-	return deferred, nil
+	return setHeader(ctx, rpc.MetadataRestarts, all)
 }

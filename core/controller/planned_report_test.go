@@ -7,6 +7,7 @@ package controller_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +73,49 @@ func disksOf(pending []restart.PendingAttach) (ids []string) {
 
 // inAnHour is the next start while restarts must not start.
 func inAnHour(now time.Time) time.Time { return now.Add(time.Hour) }
+
+// claims receives the reports about claims.
+type claims struct {
+	*guests
+	reports chan string
+}
+
+func (c claims) ReportClaim(_ context.Context, volume, claim string, report metadata.RestartReport) error {
+	c.reports <- fmt.Sprint(volume, " of ", claim, ": ", report.Reason, ": ", report.Message)
+	return nil
+}
+
+// While an RPC waits for a restart, the claim of its volume says what it waits for.
+func TestPlannedWaitIsReportedToTheClaim(t *testing.T) {
+	t.Parallel()
+	reported := claims{newGuests(), make(chan string, 10)}
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Restarts.Requester, o.Restarts.NextStart, o.Restarts.Wait = reported, inAnHour, 10*time.Second
+	})
+	req := coretest.CreateRequest("pvc-1")
+	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "data"}
+	created, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	answered := make(chan error, 1)
+	node := r.Node(t, "node-a")
+	go func() {
+		_, err := r.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+			VolumeId: created.GetVolume().GetVolumeId(), NodeId: node, VolumeCapability: coretest.MountWriter(),
+		})
+		answered <- err
+	}()
+	select {
+	case got := <-reported.reports:
+		if !strings.HasPrefix(got, "pvc-1 of shop/data: WaitsForRestart: disk ") || !strings.Contains(got, node) {
+			t.Errorf("the report is %q", got)
+		}
+	case err := <-answered:
+		t.Fatalf("answered without a report: %v", err)
+	}
+	stop()
+	coretest.WantCode(t, <-answered, codes.Canceled)
+}
 
 // The report says for which volumes an instance needs a restart, since when, and why it has not started.
 func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {

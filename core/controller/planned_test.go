@@ -21,7 +21,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
-	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
@@ -180,7 +179,8 @@ func (r *rig) publishedNodes(t *testing.T, volumeID string) []string {
 	return nil
 }
 
-// The detach grace does not matter on a rack without hot-plug, because nothing is detached from a running instance.
+// A detach within the grace period is deferred, as every detach is on a rack without hot-plug. No instance is restarted
+// for it where the rack has hot-plug.
 func TestPlannedDetachGrace(t *testing.T) {
 	t.Parallel()
 	grace := func(o *coretest.Options) { o.DetachGrace = time.Hour }
@@ -200,12 +200,18 @@ func TestPlannedDetachGrace(t *testing.T) {
 	r.published(t, volume, node)
 	r.wantRestarts(t, 1)
 
-	// A rack with hot-plug would detach the disk.
 	r = newRestartRig(t, grace, func(o *coretest.Options) { o.Rack.Hotplug = true })
 	node, volume = r.Node(t, "node-a"), r.Create(t, "data")
 	r.published(t, volume, node)
-	coretest.WantCode(t, r.Unpublish(t, volume, node), codes.FailedPrecondition, "--detach-grace")
+	r.Must(t, r.Unpublish(t, volume, node))
+	if got := r.publishedNodes(t, volume); len(got) > 0 {
+		t.Errorf("the volume is published on %v", got)
+	}
+	coretest.WantCode(t, r.Publish(t, volume, r.Node(t, "node-b")), codes.FailedPrecondition, "(--detach-grace)")
 	r.wantRestarts(t, 0)
+	if got := r.Holder(t, volume); got != node {
+		t.Errorf("the disk is on %q, want %q", got, node)
+	}
 }
 
 // Volumes that are requested together for one instance cost one restart.
@@ -229,6 +235,26 @@ func TestPlannedRequestsTogetherCostOneRestart(t *testing.T) {
 			t.Errorf("published nodes (-want +got):\n%s", diff)
 		}
 	}
+}
+
+// An unpublish soon after a return may be an old one, and the volume in use. A restart for another volume leaves its disk
+// attached; one for the same volume on another node does not.
+func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
+	node, volume, other := r.Node(t, "node-a"), r.Create(t, "data"), r.Create(t, "other")
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Unpublish(t, volume, node))
+	r.published(t, volume, node)
+	r.Must(t, r.Unpublish(t, volume, node))
+	r.published(t, other, node)
+	r.restartsDone(t)
+	if got := r.Holder(t, volume); got != node {
+		t.Errorf("the disk is on %q, want %q", got, node)
+	}
+	r.wantRestarts(t, 2)
+	r.published(t, volume, r.Node(t, "node-b"))
 }
 
 // Volumes that return to their node cost no restart.
@@ -789,7 +815,8 @@ func TestPlannedAPICalls(t *testing.T) {
 	}
 	says("`ListVolumes`", func() error { return list(t.Context()) }, codes.OK)
 	says("`ListVolumes`, for `oxide-csi volume list`", func() error {
-		return list(grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataAskRestarts, "yes"))
+		return list(withQuestion(
+			t.Context(), rpc.MetadataAskRestarts, rpc.MetadataAskDetails, rpc.MetadataAskNodeNames))
 	}, codes.OK)
 	says("`DeleteVolume`", func() error { return r.Delete(t, volume) }, codes.OK)
 }

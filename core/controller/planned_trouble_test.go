@@ -219,6 +219,30 @@ func TestPlannedFullOnStopped(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
+// With --max-disks above the rack's limit, one restart finds out that the disk has no room. The answer then has the rack's
+// own words, and no instance is restarted for that disk again.
+func TestPlannedRackAllowsFewerDisks(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = 12, 2 })
+	node := r.Node(t, "node-a")
+	r.published(t, r.Create(t, "first"), node)
+	second := r.Create(t, "second")
+	var answer error
+	coretest.Eventually(t, "the answer has the rack's words", func() bool {
+		if stops, _ := r.restarts(t); stops > 2 {
+			t.Fatal("the instance was restarted again for the same disk")
+		}
+		answer = r.Publish(t, second, node)
+		return strings.Contains(fmt.Sprint(answer), "cannot attach more than 2 disks to instance")
+	})
+	coretest.WantCode(t, answer, codes.FailedPrecondition, "fewer than --max-disks=12")
+	// The engine plans the restart for this volume after it has looked at the second one again.
+	r.published(t, r.Create(t, "elsewhere"), r.Node(t, "node-b"))
+	coretest.WantCode(t, r.Publish(t, second, node), codes.FailedPrecondition, "fewer than --max-disks=12")
+	r.restartsDone(t)
+	r.wantRestarts(t, 3)
+}
+
 // While a restart is under way, errors no longer name the reason that delayed it.
 func TestPlannedErrorIsCurrent(t *testing.T) {
 	t.Parallel()

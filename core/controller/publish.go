@@ -8,14 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -57,15 +54,14 @@ func (c *Service) ControllerPublishVolume(
 	case err != nil:
 	case rc.engine != nil:
 		disk, err = rc.publishPlanned(ctx, disk, instanceID)
-	case disk.InstanceID != instanceID:
-		disk, err = rc.attach(ctx, disk, instanceID)
+	case disk.InstanceID == instanceID:
+		disk, err = rc.keepAttached(ctx, disk)
 	default:
-		err = rc.eraseDeferredDetach(ctx, disk)
+		disk, err = rc.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
 		return nil, err
 	}
-	c.detachGrace.cancel(disk.ID)
 	c.refusals.removeDisk(disk.ID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
@@ -89,21 +85,38 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	return nil
 }
 
-// eraseDeferredDetach deletes the record that the disk is to be detached, in attach mode hot. A controller in attach
-// mode restart, of before or of the same rolling update, may have made it, and a later one would detach the disk.
-func (c rackController) eraseDeferredDetach(ctx context.Context, disk rack.Disk) error {
-	return restart.EraseDeferredDetach(ctx, c.rack, disk.ID)
+// keepAttached makes sure that an attached disk stays attached, as a published volume must. It looks at the disk last: a
+// deferred detach may just have been carried out. It is for attach mode hot.
+func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	if err := c.takeBack(ctx, disk); err != nil || !c.detacher.Timed() {
+		return disk, err
+	}
+	now, err := c.rack.Disk(ctx, disk.ID)
+	if err != nil || now.InstanceID == disk.InstanceID {
+		return now, err
+	}
+	return c.attach(ctx, now, disk.InstanceID)
 }
 
 // attach attaches a disk that is in a stable state and not attached to this instance. It is for attach mode hot.
 func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	if disk.InstanceID != "" {
+		freed, err := c.detachElsewhere(ctx, disk)
+		if errors.Is(err, rack.ErrNotStopped) {
+			err = c.resolveDetach(ctx, disk, err)
+		}
+		if err != nil {
+			return rack.Disk{}, err
+		}
+		disk = freed
+	}
 	if err := c.checkAttachable(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
 	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.eraseDeferredDetach(ctx, disk); err != nil {
+	if err := c.takeBack(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
 	attached, err := c.checkAndAttach(ctx, disk, instanceID)
@@ -197,7 +210,7 @@ func (c rackController) checkInstanceDisks(ctx context.Context, disk rack.Disk, 
 		return err
 	}
 	if len(disks) >= c.maxDisks {
-		return c.instanceFullError(instanceID, len(disks))
+		return c.instanceFullError(ctx, instanceID, disks, nil)
 	}
 	return nil
 }
@@ -228,11 +241,40 @@ func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) 
 	return nil
 }
 
-func (c rackController) instanceFullError(instanceID string, count int) error {
+// instanceFullError is the error for an instance without room for a disk. refusal is the rack's, or nil if --max-disks is
+// reached. Room that a deferred detach makes soon is worth waiting for: RESOURCE_EXHAUSTED would fail a Nomad allocation.
+func (c rackController) instanceFullError(
+	ctx context.Context,
+	instanceID string,
+	disks []rack.Disk,
+	refusal error,
+) error {
+	if c.detacher.Timed() {
+		set, err := c.detacher.List(ctx)
+		if err != nil {
+			return err
+		}
+		for _, disk := range disks {
+			deferred, ok := set.Of(disk.ID, instanceID)
+			if ok && !deferred.Untimed && c.detacher.Left(deferred) > 0 {
+				return c.waitsForDetachError(disk, deferred, "and makes room on the full instance: retry then")
+			}
+		}
+	}
+	if refusal != nil && len(disks) < c.maxDisks {
+		return rpc.ResourceExhausted(
+			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes: %w",
+			instanceID,
+			len(disks),
+			c.rack.Name(),
+			c.maxDisks,
+			refusal,
+		)
+	}
 	return rpc.ResourceExhausted(
 		"instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d: unpublish another volume from that node first",
 		instanceID,
-		count,
+		len(disks),
 		c.maxDisks,
 	)
 }
@@ -297,13 +339,12 @@ func (c rackController) resolveAttach(
 		if err != nil {
 			return rack.Disk{}, err
 		}
-		return rack.Disk{}, c.instanceFullError(instanceID, len(disks))
+		return rack.Disk{}, c.instanceFullError(ctx, instanceID, disks, refusal)
 	case errors.Is(refusal, rack.ErrNotStopped):
 		return rack.Disk{}, c.refusals.put(
 			opAttach,
 			disk.ID,
 			instanceID,
-			indefinitely,
 			c.notStoppedError(opAttach, disk, instance, refusal),
 		)
 	case instance.RunState == rack.Failed:
@@ -345,7 +386,7 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 
 // ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the
 // disk is not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for
-// deleted nodes. Without a node ID it detaches the disk from any instance, as the specification requires.
+// deleted nodes. With a grace period it answers OK, and the disk is detached later (core/detach). Without a node ID it detaches the disk from any instance, as the specification requires.
 func (c *Service) ControllerUnpublishVolume(
 	ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest,
@@ -377,7 +418,6 @@ func (c *Service) ControllerUnpublishVolume(
 		return nil, err
 	}
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
-		c.detachGrace.cancel(disk.ID)
 		if rc.engine != nil {
 			rc.engine.CancelAttachRequest(disk.ID, nodeID)
 		}
@@ -397,7 +437,6 @@ func (c *Service) ControllerUnpublishVolume(
 	if err := rc.detach(ctx, disk); err != nil {
 		return nil, err
 	}
-	c.detachGrace.cancel(disk.ID)
 	return done, nil
 }
 
@@ -407,7 +446,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	if err := c.refusals.get(opDetach, disk.ID, instanceID); err != nil {
 		return err
 	}
-	if deferred, err := c.checkGrace(ctx, disk); deferred || err != nil {
+	if deferred, err := c.deferDetach(ctx, disk); deferred || err != nil {
 		return err
 	}
 	if c.engine != nil {
@@ -431,42 +470,6 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 		)
 	}
 	return nil
-}
-
-// checkGrace rejects a detach from a running instance during the grace period. While the node plugin is down for a
-// moment, an orchestrator can request the detach although the filesystem is still mounted. True means that the rack
-// would not detach the disk now: the detach is deferred to the next planned restart of the instance, so no grace period
-// is needed.
-func (c rackController) checkGrace(ctx context.Context, disk rack.Disk) (deferred bool, err error) {
-	earliest := c.detachGrace.request(disk.ID, disk.InstanceID)
-	remaining := time.Until(earliest)
-	if remaining <= 0 {
-		return false, nil
-	}
-	instance, err := c.rack.Instance(ctx, disk.InstanceID)
-	if errors.Is(err, rack.ErrNotFound) {
-		return false, nil // resolveDetach finds out
-	}
-	if err != nil {
-		return false, err
-	}
-	if instance.RunState != rack.Running {
-		return false, nil
-	}
-	if c.engine != nil {
-		if deferred, err := c.engine.DeferDetach(ctx, disk.ID, disk.InstanceID); deferred || err != nil {
-			return deferred, err
-		}
-	}
-	refusal := rpc.FailedPrecondition(
-		"disk %q (%s) stays attached to the running instance %q (%s) until %s because of --detach-grace: retry then",
-		disk.Name,
-		disk.ID,
-		instance.Name,
-		instance.ID,
-		earliest.UTC().Format(time.RFC3339),
-	)
-	return false, rpc.LoggedAt(slog.LevelInfo, c.refusals.put(opDetach, disk.ID, disk.InstanceID, remaining, refusal))
 }
 
 // resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to
@@ -500,7 +503,6 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 			opDetach,
 			disk.ID,
 			instance.ID,
-			indefinitely,
 			c.notStoppedError(opDetach, disk, instance, refusal),
 		)
 	}

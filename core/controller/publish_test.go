@@ -190,8 +190,9 @@ func TestPublishToAFullInstance(t *testing.T) {
 		ours, racksLimit int
 		mentions         string
 	}{
-		{"by --max-disks", 3, 12, "has 3 disks"},
-		{"by the rack's limit", 8, 3, "has 3 disks"},
+		{"by --max-disks", 3, 12, "has 3 disks, its boot disk included, and takes no more: --max-disks is 3"},
+		{"by the rack's limit", 12, 3, "allows fewer than --max-disks=12"},
+		{"by the rack's limit, in its own words", 12, 3, "cannot attach more than 3 disks to instance"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = test.ours, test.racksLimit })
@@ -379,50 +380,39 @@ func TestUnpublishConverges(t *testing.T) {
 // Nomad repeats a rejected detach every second. Only the first call sends requests to the rack, and only its answer is
 // logged above debug level.
 func TestRejectedDetachIsAnsweredFromTheCache(t *testing.T) {
-	for _, test := range []struct {
-		name, mentions, level string
-		grace                 time.Duration
-		hotplug               bool
-		calls                 map[string]int
-	}{
-		{"within the grace period", "--detach-grace", "INFO", time.Hour, true, map[string]int{"disk_view": 1, "instance_view": 1}},
-		{"on a rack without hot-plug", "while the instance is stopped", "ERROR", 0, false,
-			map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			log := &simtest.Output{}
-			r := newRig(t, func(o *coretest.Options) { o.DetachGrace, o.Log = test.grace, log })
-			id, node := r.Create(t, "v"), r.Node(t, "node-a")
-			r.Must(t, r.Publish(t, id, node))
-			r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: &test.hotplug}))
-			r.ClearCalls(t)
-			first := r.Unpublish(t, id, node)
-			coretest.WantCode(t, first, codes.FailedPrecondition, test.mentions)
-			r.WantCalls(t, test.calls)
-			r.ClearCalls(t)
-			for range 3 {
-				again := r.Unpublish(t, id, node)
-				coretest.WantCode(t, again, codes.FailedPrecondition)
-				if again.Error() != first.Error() {
-					t.Errorf("the first answer is %v, a later one %v", first, again)
-				}
-			}
-			r.WantCalls(t, map[string]int{})
-			var levels []string
-			for line := range strings.Lines(log.String()) {
-				if strings.Contains(line, "msg=answered method=ControllerUnpublishVolume") {
-					_, level, _ := strings.Cut(line, "level=")
-					levels = append(levels, strings.Fields(level)[0])
-				}
-			}
-			coretest.WantSame(t, levels, []string{test.level, "DEBUG", "DEBUG", "DEBUG"})
-			// Another publish removes the cached answer.
-			r.Must(t, r.Publish(t, id, node))
-			r.ClearCalls(t)
-			coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, test.mentions)
-			r.WantCalls(t, test.calls)
-		})
+	log := &simtest.Output{}
+	r := newRig(t, func(o *coretest.Options) { o.Log = log })
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.Publish(t, id, node))
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: new(bool)}))
+	const mentions = "while the instance is stopped"
+	calls := map[string]int{"disk_view": 2, "instance_disk_detach": 1, "instance_view": 1}
+	r.ClearCalls(t)
+	first := r.Unpublish(t, id, node)
+	coretest.WantCode(t, first, codes.FailedPrecondition, mentions)
+	r.WantCalls(t, calls)
+	r.ClearCalls(t)
+	for range 3 {
+		again := r.Unpublish(t, id, node)
+		coretest.WantCode(t, again, codes.FailedPrecondition)
+		if again.Error() != first.Error() {
+			t.Errorf("the first answer is %v, a later one %v", first, again)
+		}
 	}
+	r.WantCalls(t, map[string]int{})
+	var levels []string
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "msg=answered method=ControllerUnpublishVolume") {
+			_, level, _ := strings.Cut(line, "level=")
+			levels = append(levels, strings.Fields(level)[0])
+		}
+	}
+	coretest.WantSame(t, levels, []string{"ERROR", "DEBUG", "DEBUG", "DEBUG"})
+	// Another publish removes the cached answer.
+	r.Must(t, r.Publish(t, id, node))
+	r.ClearCalls(t)
+	coretest.WantCode(t, r.Unpublish(t, id, node), codes.FailedPrecondition, mentions)
+	r.WantCalls(t, calls)
 }
 
 // Twenty identical calls at the same time do the work once.

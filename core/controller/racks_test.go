@@ -21,11 +21,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -420,13 +422,14 @@ func TestCapacityOfSeveralRacks(t *testing.T) {
 	for n, name := range rackNames {
 		m.racks[name].setQuota(t, int64(n+2)*10*coretest.GiB) // one boot disk each
 	}
-	all, err := m.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	ctx := metadata.AppendToOutgoingContext(t.Context(), rpc.MetadataCheckCreate, "yes")
+	all, err := m.GetCapacity(ctx, &csi.GetCapacityRequest{})
 	coretest.Must(t, err)
 	if all.GetAvailableCapacity() != 87*coretest.GiB || all.GetMaximumVolumeSize().GetValue() != 39*coretest.GiB {
 		t.Errorf("all: %v", all)
 	}
 	one, err := m.GetCapacity(
-		t.Context(),
+		ctx,
 		&csi.GetCapacityRequest{AccessibleTopology: coretest.RequireRacks("north").GetRequisite()[0]},
 	)
 	coretest.Must(t, err)

@@ -6,7 +6,6 @@ package controller
 
 import (
 	"log/slog"
-	"math"
 	"sync"
 	"time"
 
@@ -16,9 +15,6 @@ import (
 // refusalTTL is how long a cached refusal is answered without a request to the rack. Nomad repeats some calls every
 // second for each volume.
 const refusalTTL = 5 * time.Second
-
-// indefinitely is the duration of a refusal that stays until an operator acts.
-const indefinitely = time.Duration(math.MaxInt64)
 
 type operation string
 
@@ -48,8 +44,8 @@ func newRefusalCache() *refusalCache {
 	return &refusalCache{entries: map[refusalKey]cachedRefusal{}}
 }
 
-// put caches an error for [refusalTTL], or for lasts if that is shorter, and returns the error.
-func (r *refusalCache) put(op operation, diskID, instanceID string, lasts time.Duration, err error) error {
+// put caches an error for [refusalTTL] and returns it.
+func (r *refusalCache) put(op operation, diskID, instanceID string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -58,7 +54,7 @@ func (r *refusalCache) put(op operation, diskID, instanceID string, lasts time.D
 			delete(r.entries, key)
 		}
 	}
-	r.entries[refusalKey{op, diskID, instanceID}] = cachedRefusal{expires: now.Add(min(lasts, refusalTTL)), err: err}
+	r.entries[refusalKey{op, diskID, instanceID}] = cachedRefusal{expires: now.Add(refusalTTL), err: err}
 	return err
 }
 

@@ -14,7 +14,7 @@ import (
 func TestRefusalsExpireAfterTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := newRefusalCache()
-		want := cache.put(opAttach, "d", "i", indefinitely, errors.New("not stopped"))
+		want := cache.put(opAttach, "d", "i", errors.New("not stopped"))
 		if got := cache.get(opAttach, "d", "i"); !errors.Is(got, want) {
 			t.Errorf("got %v", got)
 		}
@@ -29,20 +29,6 @@ func TestRefusalsExpireAfterTheTTL(t *testing.T) {
 		time.Sleep(5*time.Second + time.Millisecond)
 		if got := cache.get(opAttach, "d", "i"); got != nil {
 			t.Errorf("got %v after 5 s", got)
-		}
-	})
-}
-
-func TestRefusalsThatLastLessThanTheTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cache := newRefusalCache()
-		want := cache.put(opDetach, "d", "i", time.Second, errors.New("not yet"))
-		if got := cache.get(opDetach, "d", "i"); !errors.Is(got, want) {
-			t.Errorf("got %v", got)
-		}
-		time.Sleep(time.Second + time.Millisecond)
-		if got := cache.get(opDetach, "d", "i"); got != nil {
-			t.Errorf("got %v after its end", got)
 		}
 	})
 }

@@ -286,5 +286,10 @@ func (c *Service) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) 
 	if err != nil {
 		return nil, err
 	}
+	details := newDetails(ctx)
+	details.addSnapshot(c, snapshot)
+	if err := details.send(ctx); err != nil {
+		return nil, err
+	}
 	return &csi.GetSnapshotResponse{Snapshot: rc.snapshotMessage(snapshot)}, nil
 }

@@ -190,7 +190,7 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 	r.serve(t)
 }
 
-// PlanRestarts runs the controller's engines until the test ends, or until [Rig.Crash].
+// PlanRestarts runs the controller's engines and its deferred detaches until the test ends, or until [Rig.Crash].
 func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks []*rack.Client) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var engines sync.WaitGroup
@@ -201,6 +201,7 @@ func (r *Rig) PlanRestarts(t *testing.T, controller *controller.Service, racks [
 			}
 			controller.PlanRestarts(ctx, client)
 		})
+		engines.Go(func() { controller.DetachLater(ctx, client) })
 	}
 	r.Crash = func() {
 		cancel()

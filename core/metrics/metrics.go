@@ -30,6 +30,7 @@ type Metrics struct {
 	panics             prometheus.Counter
 
 	rackRequests             *prometheus.HistogramVec
+	tokens, tokenExpiry      *prometheus.GaugeVec
 	volumes, volumesAttached *prometheus.GaugeVec
 
 	restartVolumesWaiting, restartInstancesWaiting, restartsUnderWay *prometheus.GaugeVec
@@ -102,6 +103,15 @@ func (m *Metrics) addRacks(register promauto.Factory) {
 			"code is the HTTP status, or error if no answer came",
 		Buckets: rackBuckets,
 	}, []string{"rack", "operation", "code"})
+	m.tokens = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_rack_tokens",
+		Help: "Valid tokens of the user whose token the controller has; missing if the rack does not tell",
+	}, []string{"rack"})
+	m.tokenExpiry = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_rack_token_expiry_timestamp_seconds",
+		Help: "Unix time at which the first of these tokens expires: with one token, the controller's own; " +
+			"missing if none expires",
+	}, []string{"rack"})
 	m.volumes = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_volumes",
 		Help: "Volumes of this cluster on a rack in the last complete list; missing before the first list",
@@ -170,6 +180,20 @@ func (m *Metrics) RackObserver(rack string) func(operation, code string, took ti
 	return func(operation, code string, took time.Duration) {
 		m.rackRequests.WithLabelValues(rack, operation, code).Observe(took.Seconds())
 	}
+}
+
+// SetTokens sets how many valid tokens the user of the rack's token has, and when the first of them expires. A zero
+// time means that none expires.
+func (m *Metrics) SetTokens(rack string, tokens int, expiry time.Time) {
+	if m == nil {
+		return
+	}
+	m.tokens.WithLabelValues(rack).Set(float64(tokens))
+	if expiry.IsZero() {
+		m.tokenExpiry.DeleteLabelValues(rack)
+		return
+	}
+	m.tokenExpiry.WithLabelValues(rack).Set(float64(expiry.Unix()))
 }
 
 // SetVolumes sets how many volumes of this cluster the last complete list of the rack's disks had, and how many of

@@ -73,6 +73,9 @@ func TestMetricsText(t *testing.T) {
 	m.SetVolumes("west", 7, 3)
 	m.SetVolumes("west", 8, 2)
 	m.SetVolumes("east", 0, 0)
+	m.SetTokens("west", 2, time.Unix(1e9, 0))
+	m.SetTokens("east", 1, time.Unix(1e9, 0))
+	m.SetTokens("east", 1, time.Time{})
 	m.RegisterNodeVolumes(func() (int, int, int, error) { return 6, 5, 1, nil })
 
 	samples := metricstest.Read(t, page(t, m))
@@ -95,14 +98,17 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_rack_request_duration_seconds_sum{code="201",operation="disk_create",rack="west"}`:                        8,
 		`oxide_csi_rack_request_duration_seconds_count{code="error",operation="disk_create",rack="west"}`:                    1,
 		`oxide_csi_rack_request_duration_seconds_sum{code="error",operation="disk_create",rack="west"}`:                      3,
-		`oxide_csi_volumes{rack="east"}`:                   0,
-		`oxide_csi_volumes{rack="west"}`:                   8,
-		`oxide_csi_volumes_attached{rack="east"}`:          0,
-		`oxide_csi_volumes_attached{rack="west"}`:          2,
-		`oxide_csi_node_volumes_attached`:                  6,
-		`oxide_csi_node_volumes_lingering`:                 1,
-		`oxide_csi_node_volumes_mounted`:                   5,
-		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
+		`oxide_csi_rack_tokens{rack="east"}`:                         1,
+		`oxide_csi_rack_tokens{rack="west"}`:                         2,
+		`oxide_csi_rack_token_expiry_timestamp_seconds{rack="west"}`: 1e9,
+		`oxide_csi_volumes{rack="east"}`:                             0,
+		`oxide_csi_volumes{rack="west"}`:                             8,
+		`oxide_csi_volumes_attached{rack="east"}`:                    0,
+		`oxide_csi_volumes_attached{rack="west"}`:                    2,
+		`oxide_csi_node_volumes_attached`:                            6,
+		`oxide_csi_node_volumes_lingering`:                           1,
+		`oxide_csi_node_volumes_mounted`:                             5,
+		`oxide_csi_build_info{mode="all",version="1.2.3"}`:           1,
 	})
 }
 
@@ -141,6 +147,7 @@ func TestMetricsOff(t *testing.T) {
 	m.RPCAnswered(create, "OK", time.Second)
 	m.RPCPanicked()
 	m.SetVolumes("west", 1, 1)
+	m.SetTokens("west", 1, time.Now())
 	m.RegisterNodeVolumes(nil)
 	if m.RackObserver("west") != nil {
 		t.Error("a rack is observed")
@@ -174,6 +181,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	m.RPCAnswered(create, "OK", time.Second)
 	m.RackObserver("west")("disk_create", "201", time.Second)
 	m.SetVolumes("west", 1, 1)
+	m.SetTokens("west", 1, time.Unix(1e9, 0))
 	m.SetRestarts("west", 1, 1)
 	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)

@@ -80,7 +80,7 @@ func (r *Repairs) Mount(
 	options Options,
 ) error {
 	if !options.ReadOnly() {
-		if err := r.prepare(ctx, dev, diskID, fsType); err != nil {
+		if err := r.prepare(ctx, dev, diskID, fsType, options); err != nil {
 			return err
 		}
 	}
@@ -106,7 +106,13 @@ func (r *Repairs) Mount(
 }
 
 // prepare makes sure that the filesystem fits the disk and can be mounted writable.
-func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UUID, fsType string) error {
+func (r *Repairs) prepare(
+	ctx context.Context,
+	dev device.Device,
+	diskID uuid.UUID,
+	fsType string,
+	options Options,
+) error {
 	if !isExt(fsType) {
 		_, err := needsGrowth(dev, fsType)
 		return err
@@ -125,7 +131,7 @@ func (r *Repairs) prepare(ctx context.Context, dev device.Device, diskID uuid.UU
 		}
 	}
 	why := r.whyNotMounted(state)
-	if !grows || why == nil {
+	if !grows || why == nil || options.KeepSize {
 		return nil
 	}
 	if err := checkGrowthIsSafe(dev, why); err != nil {

@@ -37,7 +37,7 @@ func (r *Repairs) Grow(
 	target, fsType string,
 	options Options,
 ) error {
-	if needed, err := needsGrowth(dev, fsType); err != nil || !needed {
+	if needed, err := needsGrowth(dev, fsType); err != nil || !needed || options.KeepSize {
 		return err
 	}
 	before, err := Stats(target)

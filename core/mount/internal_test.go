@@ -46,6 +46,23 @@ func TestEntryBlock(t *testing.T) {
 	}
 }
 
+// A message of mount(8) is passed on without the values of mount flags, and stays readable.
+func TestWithoutFlagValues(t *testing.T) {
+	for _, tc := range []struct {
+		message string
+		flags   []string
+		want    string
+	}{
+		{"wrong fs type, bad option on /dev/nvme4n1 (ext4)", []string{"noatime,commit=4"}, "wrong fs type, bad option on /dev/nvme4n1 (ext4)"},
+		{"bad option commit=4; value 4 of ext4", []string{"commit=4"}, "bad option commit=…; value … of ext4"},
+		{`context="a:b:c1,c2" is invalid: a:b:c1,c2`, []string{`context="a:b:c1,c2"`, "ro"}, "context=… is invalid: …"},
+	} {
+		if got := withoutFlagValues(tc.message, tc.flags); got != tc.want {
+			t.Errorf("%q: %q, want %q", tc.flags, got, tc.want)
+		}
+	}
+}
+
 func TestSELinuxContextOf(t *testing.T) {
 	for _, tc := range []struct {
 		options []string

@@ -15,7 +15,8 @@
 //
 // Before a writable mount of ext, [Repairs] checks the filesystem if it is not clean. A check outlives its caller.
 //
-// Mount flags may contain secrets (CSI spec, VolumeCapability.MountVolume). No error and no log line contains one.
+// Mount flags may contain secrets (CSI spec, VolumeCapability.MountVolume). No error and no log line contains
+// the value of one.
 package mount
 
 import (
@@ -25,6 +26,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
@@ -60,6 +63,8 @@ type Options struct {
 	ReadOnlyDisk bool
 	// Flags are the orchestrator's mount_flags.
 	Flags []string
+	// KeepSize says that the filesystem is not grown to the size of its disk.
+	KeepSize bool
 	// neverPanic says that the superblock says errors=panic, which would end the whole node.
 	neverPanic bool
 }
@@ -110,7 +115,7 @@ func (o Options) mountOptions(fsType string) []string {
 // Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
 // mount. The kernel replays journals. It checks nothing: [Repairs.Mount] checks before it calls Filesystem. The errors
 // are [ErrMount], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
-// contains the message of mount(8) only if there are no mount flags: the message may repeat them.
+// has the message of mount(8), without the values of mount flags.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
 		return err
@@ -143,10 +148,24 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if reportsDamage(result) {
 		refused = ErrDamaged
 	}
-	if len(options.Flags) > 0 {
-		message = "mount's message may contain mount flags and is not shown: see the kernel's log (dmesg)"
-	}
+	message = withoutFlagValues(message, options.Flags)
 	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
+}
+
+// withoutFlagValues replaces the values of mount flags in a message: they may be secret. The keys are words of the
+// allow-list.
+func withoutFlagValues(message string, flags []string) string {
+	for _, option := range filesystem.SplitMountFlags(flags) {
+		key, value, found := strings.Cut(option, "=")
+		if !found {
+			continue
+		}
+		message = strings.ReplaceAll(message, option, key+"=…")
+		// Only whole words: a short value, such as 4, is part of others, such as ext4.
+		word := regexp.MustCompile(`\b` + regexp.QuoteMeta(strings.Trim(value, `"`)) + `\b`)
+		message = word.ReplaceAllString(message, "…")
+	}
+	return message
 }
 
 // Bind bind-mounts source, a folder or a device node, to target, which exists and is of the same kind. A read-only bind

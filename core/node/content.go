@@ -131,6 +131,24 @@ func (n *Service) checkFilesystemUUID(
 	return nil
 }
 
+// checkOwnFilesystem returns an error unless this plugin made the disk's filesystem, for this very disk. A filesystem that
+// a snapshot brought is not enough: another disk of the same name may have been made from the same snapshot.
+func checkOwnFilesystem(ctx context.Context, volume nodeVolume, dev device.Device) error {
+	content, err := device.Probe(ctx, dev)
+	if err != nil {
+		return err
+	}
+	if own := mount.FilesystemUUID(volume.id).String(); strings.EqualFold(content.UUID, own) {
+		return nil
+	}
+	return rpc.FailedPrecondition(
+		"volume %s: %s holds %s, which does not show that the disk is this volume's: wait for the controller, which knows",
+		volume.id,
+		dev,
+		content,
+	)
+}
+
 func (n *Service) format(
 	ctx context.Context,
 	volume nodeVolume,

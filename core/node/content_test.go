@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -119,6 +120,54 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 		coretest.Must(t, r.stage(v, rawBlock(writer)))
 		coretest.Must(t, r.unstage(v))
 	})
+}
+
+// A stage for which no controller answered mounts only what this plugin made for this very disk, as it is.
+func TestNodeStagesItsOwnFilesystemOnly(t *testing.T) {
+	t.Parallel()
+	own := mount.FilesystemUUID(uuid.MustParse(volumeA)).String()
+	ancestor := mount.FilesystemUUID(uuid.MustParse(volumeB)).String()
+	for _, tc := range []struct {
+		name       string
+		mkfs       []string
+		capability *csi.VolumeCapability
+		code       codes.Code
+	}{
+		{"its own", []string{"mkfs.ext4", "-q", "-U", own}, filesystemVolume("", writer), codes.OK},
+		{"its own, with the wrong type", []string{"mkfs.ext4", "-q", "-U", own}, filesystemVolume("xfs", writer), codes.FailedPrecondition},
+		{"an ancestor's", []string{"mkfs.ext4", "-q", "-U", ancestor}, filesystemVolume("", writer), codes.FailedPrecondition},
+		{"a user's", []string{"mkfs.ext4", "-q"}, filesystemVolume("", writer), codes.FailedPrecondition},
+		{"none", nil, filesystemVolume("", writer), codes.FailedPrecondition},
+		{"raw block", nil, rawBlock(writer), codes.FailedPrecondition},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r := newNodeRig(t)
+			v := r.newVolumeWithID(volumeA, diskA)
+			v.publish[rpc.KeyFSLineage] = volumeB
+			if tc.mkfs != nil {
+				r.run(tc.mkfs[0], append(tc.mkfs[1:], r.node(v), fmt.Sprintf("%dk", volumeBytes>>11))...) // half of the disk
+			}
+			before := r.digest(v)
+			coretest.WantCode(t, r.stageWithoutController(v, tc.capability), tc.code)
+			if tc.code != codes.OK {
+				r.wantMounts()
+				if r.digest(v) != before {
+					t.Error("the disk was written to")
+				}
+				return
+			}
+			coretest.Must(t, r.stageWithoutController(v, tc.capability))
+			if strings.Contains(r.log.String(), "grew the filesystem") {
+				t.Error("the filesystem was grown")
+			}
+			coretest.Must(t, r.stage(v, tc.capability))
+			if !strings.Contains(r.log.String(), "grew the filesystem") {
+				t.Error("with a controller the filesystem was not grown")
+			}
+			coretest.Must(t, r.unstage(v))
+		})
+	}
 }
 
 // A volume and its restored copy on one node have the same filesystem UUID.

@@ -25,6 +25,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
@@ -295,7 +296,16 @@ func rawBlock(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 }
 
 func (r *nodeRig) stage(v *volume, capability *csi.VolumeCapability) error {
-	_, err := r.NodeStageVolume(r.t.Context(), &csi.NodeStageVolumeRequest{
+	return r.stageIn(r.t.Context(), v, capability)
+}
+
+// stageWithoutController stages like the command oxide-csi volume mount while no controller answers.
+func (r *nodeRig) stageWithoutController(v *volume, capability *csi.VolumeCapability) error {
+	return r.stageIn(metadata.AppendToOutgoingContext(r.t.Context(), rpc.MetadataOwnFilesystem, "yes"), v, capability)
+}
+
+func (r *nodeRig) stageIn(ctx context.Context, v *volume, capability *csi.VolumeCapability) error {
+	_, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId:          v.id,
 		StagingTargetPath: v.staging,
 		VolumeCapability:  capability,

@@ -16,6 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -38,6 +39,8 @@ func (n *Service) NodeStageVolume(
 	if err != nil {
 		return nil, err
 	}
+	sent, _ := metadata.FromIncomingContext(ctx)
+	volume.ownFilesystem = len(sent.Get(rpc.MetadataOwnFilesystem)) > 0
 	ctx, release, err := n.lockVolume(ctx, volume.id)
 	if err != nil {
 		return nil, err
@@ -92,6 +95,12 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 		return err
 	}
 	if capability == nil {
+		if volume.ownFilesystem {
+			return rpc.FailedPrecondition(
+				"volume %s is used as raw block, so nothing on its disk shows that it is this volume's: wait for the controller",
+				volume.id,
+			)
+		}
 		return n.stageBlock(ctx, volume, dev, staging)
 	}
 	return n.stageFilesystem(ctx, volume, dev, staging, capability)
@@ -167,6 +176,11 @@ func (n *Service) mountStaging(
 			return "", errors.Join(foreignUser(volume, dev, own.String()), err)
 		}
 		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
+	}
+	if volume.ownFilesystem {
+		if err := checkOwnFilesystem(ctx, volume, dev); err != nil {
+			return "", err
+		}
 	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
 		return "", err

@@ -37,6 +37,9 @@ type nodeVolume struct {
 	// filesystem.
 	fsLineage     []uuid.UUID
 	anyFilesystem bool
+	// ownFilesystem says that only a filesystem is mounted that this plugin made for this disk. It is neither made nor
+	// grown; see [rpc.MetadataOwnFilesystem].
+	ownFilesystem bool
 	// mkfsOptions and root apply to a filesystem that this plugin makes.
 	mkfsOptions string
 	root        rpc.RootFolder
@@ -202,5 +205,5 @@ func setRootFolder(r rpc.RootFolder, path string) error {
 
 // mountOptions returns the options for the mount at the staging path.
 func (v nodeVolume) mountOptions(flags []string) mount.Options {
-	return mount.Options{ReadOnlyDisk: v.readOnly, Flags: flags}
+	return mount.Options{ReadOnlyDisk: v.readOnly, Flags: flags, KeepSize: v.ownFilesystem}
 }

@@ -133,18 +133,19 @@ func cut(text string, n int) string {
 	return text[:end]
 }
 
-// FullNames returns the name of the volume and its claim from a description, each as the orchestrator gave it, or "" if
-// it may have been cut. [Description.Encode] cuts the claim first, and then the text is as long as it can be.
-func FullNames(text string) (volume, claim string) {
+// FullNames returns the name of the volume or snapshot and the volume's claim from a description, each as the
+// orchestrator gave it, or "" if it may have been cut. [Description.Encode] cuts the claim first, and then the text is
+// as long as it can be.
+func FullNames(kind diskname.Kind, text string) (name, claim string) {
 	d, _ := ParseDescription(text)
-	sum := diskname.Hash(diskname.Volume, d.Cluster, d.Name)
+	sum := diskname.Hash(kind, d.Cluster, d.Name)
 	if d.Hash == base64.StdEncoding.EncodeToString(sum[:]) {
-		volume = d.Name
+		name = d.Name
 	}
 	if len(text) < descriptionBytes {
 		claim = d.PVC
 	}
-	return volume, claim
+	return name, claim
 }
 
 // ParseDescription reads a description that this plugin wrote. It returns false for any other text.

@@ -40,6 +40,7 @@ var operationPatterns = []struct{ pattern, operation string }{
 	{"GET /v1/anti-affinity-groups/*", "anti_affinity_group_view"},
 	{"PUT /v1/anti-affinity-groups/*", "anti_affinity_group_update"},
 	{"DELETE /v1/anti-affinity-groups/*", "anti_affinity_group_delete"},
+	{"GET /v1/me/access-tokens", "current_user_access_token_list"},
 	{"GET /v1/projects/*", "project_view"},
 	{"GET /v1/utilization", "utilization_view"},
 	{"GET /v1/ping", "ping"},

@@ -100,6 +100,8 @@ type operations interface {
 	InstanceStart(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
 	ProjectView(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
 	UtilizationView(context.Context) (*oxide.Utilization, error)
+	CurrentUserAccessTokenList(
+		context.Context, oxide.CurrentUserAccessTokenListParams) (*oxide.DeviceAccessTokenResultsPage, error)
 
 	AntiAffinityGroupList(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
 	AntiAffinityGroupView(context.Context, oxide.AntiAffinityGroupViewParams) (*oxide.AntiAffinityGroup, error)
@@ -150,6 +152,8 @@ type Disk struct {
 	// SnapshotID or ImageID is the source of the disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
+	// Created is by the rack's clock.
+	Created time.Time
 }
 
 func diskFrom(d *oxide.Disk) Disk {
@@ -165,6 +169,7 @@ func diskFrom(d *oxide.Disk) Disk {
 		State:       State(d.State.State()),
 		SnapshotID:  d.SnapshotId,
 		ImageID:     d.ImageId,
+		Created:     timeOrZero(d.TimeCreated),
 	}
 	if s, ok := d.State.AsAttached(); ok {
 		disk.InstanceID = s.Instance

@@ -6,6 +6,7 @@ package rack
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -45,6 +46,15 @@ type Record struct {
 
 func recordFrom(g *oxide.AntiAffinityGroup) Record {
 	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
+}
+
+// RecordText encodes a struct of strings, numbers and booleans as the text of a record.
+func RecordText(record any) string {
+	text, err := json.Marshal(record)
+	if err != nil {
+		panic(fmt.Sprintf("a struct of strings, numbers and booleans always encodes: %v", err))
+	}
+	return string(text)
 }
 
 // Records lists all records of the project by name, including anti-affinity groups that are not ours.

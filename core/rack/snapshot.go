@@ -43,7 +43,7 @@ func (s Snapshot) Temporary() bool {
 }
 
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
-	snapshot := Snapshot{
+	return Snapshot{
 		ID:          s.Id,
 		Name:        string(s.Name),
 		Description: s.Description,
@@ -51,11 +51,8 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 		DiskID:      s.DiskId,
 		SizeBytes:   int64(s.Size),
 		State:       SnapshotState(s.State),
+		Created:     timeOrZero(s.TimeCreated),
 	}
-	if s.TimeCreated != nil {
-		snapshot.Created = *s.TimeCreated
-	}
-	return snapshot
 }
 
 // CreateSnapshot makes a snapshot of a disk. The rack answers when the snapshot is ready (docs/reference/rack.md §6).

@@ -10,8 +10,8 @@ import (
 )
 
 // CleanUp removes the traces of attach mode restart, for a process in attach mode hot. It brings back the instances
-// that were taken down, and then deletes the deferred detaches. In attach mode hot an attached disk is a published one,
-// and no later restart may detach it. CleanUp returns when no records are left; without records that is after one look.
+// that were taken down, and then deletes the deferred detaches, unless they are timed. In attach mode hot without a grace
+// period an attached disk is a published one, and no later restart may detach it. CleanUp returns when no records are left; without records that is after one look.
 func (e *Engine) CleanUp(ctx context.Context) {
 	logged := false
 	for {
@@ -50,8 +50,11 @@ func (e *Engine) cleanUpOnce(ctx context.Context) (over bool, err error) {
 		e.runOnce(ctx)
 		return false, nil
 	}
-	for _, disk := range sortedKeys(records.deferred) {
-		if err := e.deleteRecord(ctx, records.deferred[disk].recordID); err != nil {
+	if e.opts.Detacher.Timed() {
+		return true, nil
+	}
+	for _, disk := range records.deferred.Disks() {
+		if err := e.opts.Detacher.Delete(ctx, records.deferred, disk); err != nil {
 			return false, err
 		}
 	}

@@ -29,11 +29,11 @@
 //     does not halt: it is stuck. The record stays, and the instance is started again if its guest halts later. So a
 //     lost node does not block the restarts of others. As many restarts as instances may be down can be stuck in that
 //     way; further ones keep their slots. So at most twice that number of instances is down.
-//   - A deferred detach says that a volume was unpublished and its disk is still attached. The disk is detached with
-//     the next restart of its instance, whatever causes that restart. A volume that returns to the same instance needs
-//     no restart.
+//   - A deferred detach (core/detach) says that a volume was unpublished and its disk is still attached. The disk is
+//     detached with the next restart of its instance, whatever causes that restart. A volume that returns to the same
+//     instance needs no restart.
 //
-// To publish a volume with a deferred detach, a process first deletes that record and then looks for a restart record.
+// To publish a volume with a deferred detach, a process first ends that record and then looks for a restart record.
 // To restart an instance, a process first creates the restart record and then looks for deferred detaches. So a disk
 // that was published again is never detached.
 //

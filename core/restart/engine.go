@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -33,6 +34,7 @@ type Rack interface {
 	InstanceDisks(ctx context.Context, id string) ([]rack.Disk, error)
 	Attach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
 	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
 	StopInstance(ctx context.Context, id string) error
 	StartInstance(ctx context.Context, id string) error
 	ConfirmProject(ctx context.Context) error
@@ -91,6 +93,8 @@ type Options struct {
 	NextStart func(time.Time) time.Time
 	// HaltTimeout limits the time from a guest's acceptance until its instance has stopped, and the time for a drain.
 	HaltTimeout time.Duration
+	// Detacher keeps the deferred detaches. Nil means one without a grace period.
+	Detacher *detach.Detacher
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
@@ -140,8 +144,8 @@ type Engine struct {
 	// retiring is closed by Retire: Run hands its restarts over and ends. retired is closed when Run has ended.
 	retiring, retired chan struct{}
 	retire            sync.Once
-	// hotplugs is true if the rack's last successful attach was to a running instance.
-	hotplugs atomic.Bool
+	// refusesHot says that the rack last refused to attach or detach a disk because its instance runs.
+	refusesHot atomic.Bool
 
 	mu sync.Mutex
 	// requests are the attach requests, by disk.
@@ -210,6 +214,9 @@ func New(r Rack, opts Options) *Engine {
 	}
 	if opts.Lease == 0 {
 		opts.Lease = defaultLease
+	}
+	if opts.Detacher == nil {
+		opts.Detacher = detach.New(r, detach.Options{Cluster: opts.Cluster, Log: opts.Log})
 	}
 	return &Engine{
 		rack:     r,
@@ -401,7 +408,7 @@ func (e *Engine) tick(ctx context.Context) error {
 // sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
 // record.
 func (e *Engine) sweep(ctx context.Context, records recordSet) error {
-	disks := sortedKeys(records.deferred)
+	disks := records.deferred.Disks()
 	lookUp, err := e.diskLookup(ctx, disks)
 	if err != nil {
 		return err
@@ -410,7 +417,7 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 		_, err := lookUp(disk)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
-				err = e.deleteRecord(ctx, records.deferred[disk].recordID)
+				err = e.opts.Detacher.Delete(ctx, records.deferred, disk)
 			}
 		}
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -182,6 +183,11 @@ func (v *modelView) StartInstance(_ context.Context, id string) error {
 		return nothing{}, nil
 	})
 	return err
+}
+
+// WaitForDisk is no call: no disk of the model is in a transient state.
+func (v *modelView) WaitForDisk(_ context.Context, disk rack.Disk, _ time.Duration) (rack.Disk, error) {
+	return disk, nil
 }
 
 // ConfirmProject is no call of its own: its answer follows that of the call before.

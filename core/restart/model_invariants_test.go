@@ -96,7 +96,7 @@ func (m *model) settled() bool {
 // detaches, which end in mode hot.
 func (m *model) recordsSettled() bool {
 	for name, r := range m.records {
-		disk, isDetach := strings.CutPrefix(name, detachPrefix)
+		disk, isDetach := strings.CutPrefix(name, detachName(""))
 		switch {
 		case isDetach && (m.mode == modeHot || m.disk(disk).deleted):
 			return false
@@ -225,7 +225,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 }
 
 func hashHeld(h *maphash.Hash, id string, w *heldRestart) {
-	write(h, "held", id, string(w.stage), w.takenFrom, w.record.recordID, encode(w.record))
+	write(h, "held", id, string(w.stage), w.takenFrom, w.record.recordID, rack.RecordText(w.record))
 	write(h, boolText(w.recovering), boolText(w.requestSent))
 	write(h, sortedKeys(w.deferredAtStart)...)
 }

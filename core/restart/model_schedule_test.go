@@ -196,7 +196,7 @@ func (m *model) deleteDisk(ctx context.Context, p *modelProcess, id string) erro
 		err = view.deleteDisk(id)
 	}
 	if err == nil {
-		_ = p.engine.ForgetDisk(ctx, id) // the volume is deleted anyway
+		_ = p.engine.opts.Detacher.Forget(ctx, id) // the volume is deleted anyway
 	}
 	return err
 }

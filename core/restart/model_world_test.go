@@ -235,7 +235,7 @@ func cloneAll[T any](all []*T) []*T {
 
 // cloneEngine copies what an engine remembers. Nothing is locked in a quiet model, and the engine's times are all zero.
 func cloneEngine(from, to *Engine) {
-	to.hotplugs.Store(from.hotplugs.Load())
+	to.refusesHot.Store(from.refusesHot.Load())
 	to.watched, to.statuses = maps.Clone(from.watched), maps.Clone(from.statuses)
 	to.lastSeen, to.refusals = maps.Clone(from.lastSeen), maps.Clone(from.refusals)
 	for disk, request := range from.requests {

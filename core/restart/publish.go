@@ -67,7 +67,7 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 			// A deferred detach may be left from an earlier attachment to this instance.
 			return e.confirmAttached(ctx, attached)
 		case errors.Is(err, rack.ErrNotStopped):
-			e.hotplugs.Store(false)
+			e.refusesHot.Store(true)
 		case !errors.Is(err, rack.ErrFull):
 			return rack.Disk{}, err
 		}
@@ -79,19 +79,19 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 	return rack.Disk{}, e.requestAttach(ctx, disk, instanceID, disks, records)
 }
 
-// detectHotplug sets hotplugs if the instance runs, to which the rack has just attached a disk.
+// detectHotplug clears refusesHot if the instance runs, to which the rack has just attached a disk.
 func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
-	if e.hotplugs.Load() {
+	if !e.refusesHot.Load() {
 		return
 	}
 	if instance, err := e.rack.Instance(ctx, instanceID); err == nil && instance.RunState == rack.Running {
-		e.hotplugs.Store(true)
+		e.refusesHot.Store(false)
 	}
 }
 
-// confirmAttached makes sure that an attached disk stays attached, as a published volume must. It deletes a deferred
-// detach, and checks that no restart of the instance is under way that may have read it. It reads the disk last,
-// because such a restart may just have ended.
+// confirmAttached makes sure that an attached disk stays attached, as a published volume must. It ends a deferred detach,
+// and checks that neither a restart of the instance nor a detach of the disk is under way that may have read it. It reads
+// the disk last, because either may just have ended.
 func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -100,8 +100,8 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
 		return rack.Disk{}, e.requestAfterRestart(disk, r)
 	}
-	if l, deferred := records.deferred[disk.ID]; deferred {
-		if err := e.deleteRecord(ctx, l.recordID); err != nil {
+	if d, deferred := records.deferred.Active(disk.ID); deferred {
+		if err := e.opts.Detacher.End(ctx, d); err != nil {
 			return rack.Disk{}, err
 		}
 		if records, err = e.readRecords(ctx); err != nil {
@@ -110,6 +110,14 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 		if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
 			return rack.Disk{}, e.requestAfterRestart(disk, r)
 		}
+	}
+	if records.deferred.Claimed(disk.ID) {
+		return rack.Disk{}, fmt.Errorf(
+			"disk %s is being detached from instance %s, publish the volume again: %w",
+			disk.ID,
+			disk.InstanceID,
+			ErrPlanned,
+		)
 	}
 	now, err := e.rack.Disk(ctx, disk.ID)
 	if err != nil {
@@ -206,7 +214,7 @@ func (e *Engine) checkFreeSlot(
 func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.Disk, records recordSet) int {
 	after := map[string]bool{}
 	for _, other := range disks {
-		if !records.detachDeferred(other.ID, instanceID) {
+		if !records.frees(other.ID, instanceID) {
 			after[other.ID] = true
 		}
 	}
@@ -238,37 +246,36 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		detached, err := e.rack.Detach(ctx, diskID, instanceID)
-		old, deferred := records.deferred[diskID]
+		old, deferred := records.deferred.Active(diskID)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
+			e.refusesHot.Store(true)
 		case err == nil && deferred: // the volume was also unpublished while the instance ran
-			return detached, e.deleteRecord(ctx, old.recordID)
+			return detached, e.opts.Detacher.End(ctx, old)
 		default:
 			return detached, err
 		}
 	}
-	return disk, e.deferDetach(ctx, diskID, instanceID)
+	return disk, e.opts.Detacher.Defer(ctx, diskID, instanceID)
 }
 
-// DeferDetach is [Engine.Unpublish] for a disk that may still be mounted on a running instance: it never detaches. It
-// returns false and does nothing if the rack's last attach was to a running instance. Such a rack can detach the disk
-// later.
-func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) (deferred bool, err error) {
-	if e.hotplugs.Load() {
-		return false, nil
-	}
+// DeferDetach is [Engine.Unpublish] for a disk that may still be mounted on a running instance: it never detaches.
+func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) error {
 	release, err := e.lockDisk(ctx, diskID)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer release()
 	e.CancelAttachRequest(diskID, instanceID)
 	disk, err := e.rack.Disk(ctx, diskID)
 	if err == nil && disk.InstanceID == instanceID {
-		err = e.deferDetach(ctx, diskID, instanceID)
+		err = e.opts.Detacher.Defer(ctx, diskID, instanceID)
 	}
-	return err == nil, err
+	return err
 }
+
+// RefusesHotplug reports whether the rack's last answer to an attach or detach on a running instance was a refusal.
+func (e *Engine) RefusesHotplug() bool { return e.refusesHot.Load() }
 
 // CancelAttachRequest ends the attach request for a disk on an instance, or on any instance if instanceID is "".
 func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
@@ -277,67 +284,6 @@ func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
 	if request := e.requests[diskID]; request != nil && (instanceID == "" || request.instance == instanceID) {
 		delete(e.requests, diskID)
 	}
-}
-
-// deferDetach records that an attached disk is unpublished.
-func (e *Engine) deferDetach(ctx context.Context, diskID, instanceID string) error {
-	mine := deferredDetach{Version: 1, Cluster: e.opts.Cluster, Disk: diskID, Instance: instanceID}
-	for range 2 {
-		_, err := e.rack.CreateRecord(ctx, detachName(diskID), encode(mine))
-		if !errors.Is(err, rack.ErrAlreadyExists) {
-			return err
-		}
-		records, err := e.readRecords(ctx)
-		if err != nil || records.detachDeferred(diskID, instanceID) {
-			return err
-		}
-		if old, ok := records.deferred[diskID]; ok {
-			// The record is left from an earlier attachment to another instance.
-			if err := e.deleteRecord(ctx, old.recordID); err != nil {
-				return err
-			}
-		}
-	}
-	return fmt.Errorf(
-		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses disk %s: %w",
-		detachName(diskID),
-		diskID,
-		rack.ErrConflict,
-	)
-}
-
-// ForgetDisk deletes the deferred detach of a deleted disk.
-func (e *Engine) ForgetDisk(ctx context.Context, diskID string) error {
-	records, err := e.readRecords(ctx)
-	if err != nil {
-		return err
-	}
-	if l, ok := records.deferred[diskID]; ok {
-		return e.deleteRecord(ctx, l.recordID)
-	}
-	return nil
-}
-
-// EraseDeferredDetach deletes the deferred detach of a disk, for a process without an engine that publishes the disk.
-// Otherwise a later process in attach mode restart would detach it.
-func EraseDeferredDetach(ctx context.Context, client *rack.Client, diskID string) error {
-	if err := client.DeleteRecordNamed(ctx, detachName(diskID)); !errors.Is(err, rack.ErrNotFound) {
-		return err
-	}
-	return nil
-}
-
-// DeferredDetaches returns the instances of the disks whose detach is deferred, by disk.
-func (e *Engine) DeferredDetaches(ctx context.Context) (map[string]string, error) {
-	records, err := e.readRecords(ctx)
-	if err != nil {
-		return nil, err
-	}
-	deferred := make(map[string]string, len(records.deferred))
-	for disk, l := range records.deferred {
-		deferred[disk] = l.Instance
-	}
-	return deferred, nil
 }
 
 // Changed returns a channel that is closed when the next disk is attached or the next restart ends. Call it before

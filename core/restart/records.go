@@ -17,15 +17,13 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// Prefixes of the records' names. They are permanent: a newer version must find the records of an older one.
-const (
-	restartPrefix = "csi-restart-"
-	detachPrefix  = "csi-detach-"
-)
+// restartPrefix begins the names of the records. It is permanent: a newer version must find the records of an older one.
+const restartPrefix = "csi-restart-"
 
 // restartRecord is the text of a restart's record. Its JSON names are permanent and short: the text has at most 512
 // bytes.
@@ -57,28 +55,8 @@ type restartRecord struct {
 	recordedText string
 }
 
-// deferredDetach is the text of the record of an unpublished volume whose disk is still attached.
-type deferredDetach struct {
-	Version  int    `json:"v"`
-	Cluster  string `json:"cluster"`
-	Disk     string `json:"disk"`
-	Instance string `json:"instance"`
-
-	recordID string
-}
-
 func restartName(cluster string, slot, epoch int) string {
 	return fmt.Sprintf("%s%s-%d-%d", restartPrefix, diskname.ForCluster(cluster), slot, epoch)
-}
-
-func detachName(disk string) string { return detachPrefix + disk }
-
-func encode(record any) string {
-	text, err := json.Marshal(record)
-	if err != nil {
-		panic(fmt.Sprintf("a record of strings and numbers always encodes: %v", err))
-	}
-	return string(text)
 }
 
 // recordSet is the content of one cluster's records.
@@ -88,8 +66,7 @@ type recordSet struct {
 	restarts []restartRecord
 	// superseded are the records of restarts for which there is a higher epoch.
 	superseded []restartRecord
-	// deferred are the deferred detaches, by disk.
-	deferred map[string]deferredDetach
+	deferred   detach.Set
 }
 
 // handOver marks the record for a takeover. frees is a disk to free, or "". It takes the space of two disks in the
@@ -143,8 +120,15 @@ func (b recordSet) restartOf(instance, except string) (restartRecord, bool) {
 
 // detachDeferred reports whether the disk's detach from that instance is deferred.
 func (b recordSet) detachDeferred(disk, instance string) bool {
-	l, ok := b.deferred[disk]
-	return ok && l.Instance == instance
+	_, ok := b.deferred.Of(disk, instance)
+	return ok
+}
+
+// frees reports whether the next restart of the instance detaches the disk. A restart for other volumes does not carry
+// out an untimed deferred detach, because the volume may be in use.
+func (b recordSet) frees(disk, instance string) bool {
+	d, ok := b.deferred.Of(disk, instance)
+	return ok && !d.Untimed
 }
 
 // readRecords lists the records of this cluster. It ignores other clusters' records and unreadable ones.
@@ -153,11 +137,9 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	if err != nil {
 		return recordSet{}, err
 	}
-	b := recordSet{deferred: map[string]deferredDetach{}}
+	b := recordSet{deferred: detach.Parse(records, e.opts.Cluster)}
 	for _, record := range records {
-		if l, ok := e.parseDetach(record); ok {
-			b.deferred[l.Disk] = l
-		} else if r, ok := e.parseRestart(record); ok {
+		if r, ok := parseRestart(record, e.opts.Cluster); ok {
 			b.restarts = append(b.restarts, r)
 		}
 	}
@@ -176,22 +158,23 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	return b, nil
 }
 
-func (e *Engine) parseDetach(record rack.Record) (deferredDetach, bool) {
-	if !strings.HasPrefix(record.Name, detachPrefix) {
-		return deferredDetach{}, false
+// Restarting returns a function that reports whether a restart of an instance is under way. records are all records of a
+// rack.
+func Restarting(records []rack.Record, cluster string) func(instanceID string) bool {
+	instances := map[string]bool{}
+	for _, record := range records {
+		if r, ok := parseRestart(record, cluster); ok {
+			instances[r.Instance] = true
+		}
 	}
-	l := deferredDetach{recordID: record.ID}
-	if json.Unmarshal([]byte(record.Text), &l) != nil || l.Cluster != e.opts.Cluster || record.Name != detachName(l.Disk) {
-		return deferredDetach{}, false
-	}
-	return l, true
+	return func(instanceID string) bool { return instances[instanceID] }
 }
 
-func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
-	rest, ok := strings.CutPrefix(record.Name, restartPrefix+diskname.ForCluster(e.opts.Cluster)+"-")
+func parseRestart(record rack.Record, cluster string) (restartRecord, bool) {
+	rest, ok := strings.CutPrefix(record.Name, restartPrefix+diskname.ForCluster(cluster)+"-")
 	slot, epoch, _ := strings.Cut(rest, "-")
 	r := restartRecord{recordID: record.ID, recordedText: record.Text}
-	if !ok || json.Unmarshal([]byte(record.Text), &r) != nil || r.Cluster != e.opts.Cluster {
+	if !ok || json.Unmarshal([]byte(record.Text), &r) != nil || r.Cluster != cluster {
 		return restartRecord{}, false
 	}
 	var errSlot, errEpoch error
@@ -202,7 +185,7 @@ func (e *Engine) parseRestart(record rack.Record) (restartRecord, bool) {
 
 // createRestart creates a restart's record. It returns false if another process has created it first.
 func (e *Engine) createRestart(ctx context.Context, r restartRecord) (restartRecord, bool, error) {
-	record, err := e.rack.CreateRecord(ctx, restartName(r.Cluster, r.slot, r.epoch), encode(r))
+	record, err := e.rack.CreateRecord(ctx, restartName(r.Cluster, r.slot, r.epoch), rack.RecordText(r))
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return r, false, nil
 	}
@@ -212,7 +195,7 @@ func (e *Engine) createRestart(ctx context.Context, r restartRecord) (restartRec
 
 // updateRestart writes a restart's record. It returns false if the record was deleted.
 func (e *Engine) updateRestart(ctx context.Context, r restartRecord) (bool, error) {
-	err := e.rack.UpdateRecord(ctx, r.recordID, encode(r))
+	err := e.rack.UpdateRecord(ctx, r.recordID, rack.RecordText(r))
 	if errors.Is(err, rack.ErrNotFound) {
 		return false, e.rack.ConfirmProject(ctx)
 	}

@@ -5,7 +5,6 @@
 package restart
 
 import (
-	"log/slog"
 	"strings"
 	"testing"
 
@@ -23,7 +22,6 @@ const (
 // Records are read by later versions of the plugin, and by other versions that run at the same time.
 func TestRecordsArePermanent(t *testing.T) {
 	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
-	detach := deferredDetach{Version: 1, Cluster: "prod", Disk: disk, Instance: instance}
 	planned := restartRecord{
 		Version:   1,
 		Cluster:   "prod",
@@ -35,32 +33,24 @@ func TestRecordsArePermanent(t *testing.T) {
 		Disks:     encodeDisks([]string{disk}),
 	}
 	for got, want := range map[string]string{
-		detachName(disk):              "csi-detach-0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11",
-		encode(detach):                `{"v":1,"cluster":"prod","disk":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"}`,
 		restartName("prod", 2, 3):     "csi-restart-jmwawjur3yrpdbh3-2-3",
-		encode(planned):               `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
+		rack.RecordText(planned):      `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
 		decodeDisks(planned.Disks)[0]: disk,
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	e := New(nil, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
-	if got, ok := e.parseDetach(rack.Record{Name: detachName(disk), Text: encode(detach)}); !ok || got.Disk != disk {
-		t.Errorf("read back: %+v", got)
-	}
-	if got, ok := e.parseRestart(
-		rack.Record{Name: restartName("prod", 2, 3), Text: encode(planned)},
+	if got, ok := parseRestart(
+		rack.Record{Name: restartName("prod", 2, 3), Text: rack.RecordText(planned)},
+		"prod",
 	); !ok || got.slot != 2 || got.epoch != 3 ||
 		got.ID != planned.ID {
 		t.Errorf("read back: %+v", got)
 	}
-	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x", detachName(instance)} {
-		if r, ok := e.parseRestart(rack.Record{Name: name, Text: encode(planned)}); ok {
+	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x"} {
+		if r, ok := parseRestart(rack.Record{Name: name, Text: rack.RecordText(planned)}, "prod"); ok {
 			t.Errorf("%s is parsed as ours: %+v", name, r)
-		}
-		if l, ok := e.parseDetach(rack.Record{Name: name, Text: encode(detach)}); ok {
-			t.Errorf("%s is parsed as ours: %+v", name, l)
 		}
 	}
 }
@@ -84,15 +74,15 @@ func TestRecordsFit(t *testing.T) {
 	}
 	handedOver := planned
 	handedOver.handOver("")
-	detach := deferredDetach{Version: 1, Cluster: cluster, Disk: disks[0], Instance: disks[1]}
-	for _, text := range []string{encode(planned), encode(handedOver), encode(detach)} {
+	for _, text := range []string{rack.RecordText(planned), rack.RecordText(handedOver)} {
 		if len(text) > textLimit {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}
 	}
-	for _, name := range []string{detachName(disks[0]), restartName(cluster, 15, 999_999)} {
-		if len(name) > nameLimit {
-			t.Errorf("%d bytes: %s", len(name), name)
-		}
+	if name := restartName(cluster, 15, 999_999); len(name) > nameLimit {
+		t.Errorf("%d bytes: %s", len(name), name)
 	}
 }
+
+// detachName is the name of the record of a deferred detach (core/detach).
+func detachName(disk string) string { return "csi-detach-" + disk }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -188,7 +189,7 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 			r.records = append(r.records, rack.Record{
 				ID:   disk.ID,
 				Name: detachName(disk.ID),
-				Text: encode(deferredDetach{Version: 1, Cluster: "prod", Disk: disk.ID, Instance: disk.InstanceID}),
+				Text: rack.RecordText(detach.Deferred{Version: 1, Cluster: "prod", Disk: disk.ID, Instance: disk.InstanceID}),
 			})
 			if i > 0 {
 				r.disks = append(r.disks, disk)

@@ -342,9 +342,10 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 			PendingAttach{DiskID: disk, Since: request.requestedAt, LastRequested: request.repeatedAt, Problem: request.problem},
 		)
 	}
-	for _, disk := range sortedKeys(records.deferred) {
-		if l := records.deferred[disk]; !e.requests[disk].isFor(l.Instance) {
-			at(l.Instance).Detach = append(at(l.Instance).Detach, disk)
+	deferred := records.deferred.Instances()
+	for _, disk := range sortedKeys(deferred) {
+		if instance := deferred[disk]; !e.requests[disk].isFor(instance) {
+			at(instance).Detach = append(at(instance).Detach, disk)
 		}
 	}
 	restarts := []Restart{}

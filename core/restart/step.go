@@ -239,7 +239,7 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 		return err
 	}
 	h.deferredAtStart = map[string]bool{}
-	for disk := range records.deferred {
+	for disk := range records.deferred.Instances() {
 		h.deferredAtStart[disk] = true
 	}
 	e.enterStage(h, stageRequesting)
@@ -562,13 +562,17 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 		return nil
 	}
 	records, err := e.readRecords(ctx)
-	if err != nil || !records.detachDeferred(disk.ID, instance) {
+	if err != nil {
 		return err
+	}
+	deferred, ok := records.deferred.Of(disk.ID, instance)
+	if !ok || !records.frees(disk.ID, instance) && !e.requestedElsewhere(disk.ID, instance) {
+		return nil
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
 		return err
 	}
-	return e.deleteRecord(ctx, records.deferred[disk.ID].recordID)
+	return e.opts.Detacher.End(ctx, deferred)
 }
 
 // attachRequested attaches a disk if it is still requested. It also defers the disk's detach until the orchestrator
@@ -601,11 +605,10 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 		if err := e.checkAttachable(ctx, disk, instance); err != nil {
 			return err
 		}
-		if err := e.deferDetach(ctx, diskID, instance); err != nil {
+		if err := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance); err != nil {
 			return err
 		}
-		disk, err = e.rack.Attach(ctx, diskID, instance)
-		if err != nil {
+		if disk, err = e.attachToStopped(ctx, diskID, instance); err != nil {
 			return err
 		}
 	}
@@ -615,6 +618,27 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 	e.setBlocked(diskID, attachedAskAgain)
 	e.notifyWaiters()
 	return nil
+}
+
+// attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the rack allows fewer disks, it
+// returns [rack.ErrRefused]: no restart makes room then.
+func (e *Engine) attachToStopped(ctx context.Context, diskID, instance string) (rack.Disk, error) {
+	disk, err := e.rack.Attach(ctx, diskID, instance)
+	if !errors.Is(err, rack.ErrFull) {
+		return disk, err
+	}
+	disks, listErr := e.rack.InstanceDisks(ctx, instance)
+	if listErr != nil || len(disks) >= e.opts.MaxDisks { // another controller has taken the slot
+		return disk, err
+	}
+	return disk, fmt.Errorf(
+		"%w: instance %s has %d disks, and the rack allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes: %v",
+		rack.ErrRefused,
+		instance,
+		len(disks),
+		e.opts.MaxDisks,
+		err,
+	)
 }
 
 // requestedElsewhere reports whether the disk is requested on another instance.

@@ -78,7 +78,7 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 		stuck bool
 	}{{backTimeout / 2, false}, {2 * backTimeout, true}} {
 		record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
-		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}}
+		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}}
 		e := New(
 			r,
 			Options{Cluster: "prod", Shutdown: Guest, Requester: cannotWithdraw{}, Log: slog.New(slog.DiscardHandler)},
@@ -108,7 +108,7 @@ func TestEndlessChangeOfARunStateFreesTheSlot(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &changing{state: state}
 				record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
-				r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}
+				r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
 				e := New(r, Options{
 					Cluster: "prod", Shutdown: Guest, HaltTimeout: 10 * time.Minute, Requester: cannotWithdraw{},
 					Log: slog.New(slog.DiscardHandler),
@@ -172,7 +172,7 @@ func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
 		again   time.Duration
 	}{
 		{nil, defaultIdle},
-		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}, defaultPoll},
+		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}, defaultPoll},
 	} {
 		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 		if got := e.runOnce(t.Context()); got != test.again {
@@ -233,7 +233,7 @@ func (r *takenOver) StartInstance(context.Context, string) error {
 func TestTakeoverWaitsForLateCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
-		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: encode(record)}}}
+		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}}
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()

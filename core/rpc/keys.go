@@ -21,6 +21,41 @@ const (
 	MetadataRestarts    = "oxide-csi-restarts-bin"
 )
 
+// Keys of gRPC metadata. With MetadataAskDetails, and any value, the commands of oxide-csi ask ListVolumes,
+// ControllerGetVolume, ListSnapshots and GetSnapshot for what CSI has no field for. The controller answers in
+// MetadataDetails with a JSON object of [Details] by the ID of the volume or snapshot.
+const (
+	MetadataAskDetails = "oxide-csi-ask-details"
+	MetadataDetails    = "oxide-csi-details-bin"
+)
+
+// Keys of gRPC metadata. With MetadataAskNodeNames, and any value, the commands of oxide-csi ask ListVolumes and
+// ControllerGetVolume for the names of all instances of the controller's projects. The controller answers in
+// MetadataNodeNames with a JSON object of names by instance ID: for a list with its first page only, and for a volume
+// also if there is no such volume.
+const (
+	MetadataAskNodeNames = "oxide-csi-ask-node-names"
+	MetadataNodeNames    = "oxide-csi-node-names-bin"
+)
+
+// Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi volume
+// detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its answer if the
+// disk is detached later.
+const (
+	MetadataDetachNow = "oxide-csi-detach-now"
+	MetadataDeferred  = "oxide-csi-deferred"
+)
+
+// MetadataCheckCreate is a key of gRPC metadata of GetCapacity. With it, and any value, the command oxide-csi volume create
+// --dry-run asks whether a volume with the request's parameters could be created, and how large it could be.
+const MetadataCheckCreate = "oxide-csi-check-create"
+
+// MetadataOwnFilesystem is a key of gRPC metadata of NodeStageVolume. With it, and any value, the command oxide-csi volume
+// mount repeats a stage with the contexts of an earlier one, because no controller answers. What they say may be out of
+// date: the disk may have been made again under its name, and the guest cannot tell it from the old one. So the node then
+// mounts only a filesystem that it made for the disk of this volume ID. It neither formats nor grows it.
+const MetadataOwnFilesystem = "oxide-csi-own-filesystem"
+
 // MetadataOfCluster is a key of gRPC metadata. With it and a cluster ID, the command oxide-csi volume adopt gets from
 // ListVolumes and ListSnapshots the volumes and snapshots of that cluster.
 const MetadataOfCluster = "oxide-csi-of-cluster"
@@ -28,15 +63,6 @@ const MetadataOfCluster = "oxide-csi-of-cluster"
 // KeyAdoptFromCluster is the only mutable parameter of ControllerModifyVolume: the ID of the cluster that owns the volume
 // until now. The command oxide-csi volume adopt sends it; orchestrators do not.
 const KeyAdoptFromCluster = "adoptFromCluster"
-
-// Keys of the volume context of a volume that ListVolumes lists for [MetadataOfCluster]. The command oxide-csi volume
-// adopt reads and removes them. Each is left out if it is not known in full.
-const (
-	// KeyVolumeName is the name that the orchestrator gave the volume.
-	KeyVolumeName = "volumeName"
-	// KeyClaim is namespace/name of the volume's claim in Kubernetes.
-	KeyClaim = "claim"
-)
 
 // TopologySegmentRack is the only topology segment: the configured name of a rack. CreateVolume writes it into the
 // accessible topology of a volume, NodeGetInfo into that of a node; the orchestrator compares the two.

@@ -34,8 +34,8 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. It
-// needs these rights. The last two are only for draining.
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester], a [metadata.ClaimReporter] and a
+// [metadata.Drainer]. It needs these rights. The last two are only for draining.
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -151,20 +151,46 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
 		return err
 	}
+	// Events of objects without a namespace are in namespace default.
+	return r.publish(ctx, "default", map[string]any{"kind": "Node", "name": name, "uid": n.UID}, report)
+}
+
+// ReportClaim implements [metadata.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which kubectl
+// describe pvc and kubectl get events show. The controller knows no pods.
+func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report metadata.RestartReport) error {
+	namespace, name, found := strings.Cut(claim, "/")
+	if !found {
+		return fmt.Errorf("claim %q is not namespace/name", claim)
+	}
+	object := map[string]any{"kind": "PersistentVolumeClaim", "namespace": namespace, "name": name}
+	// The provisioner names a volume after its claim's UID. Without the UID kubectl describe does not show the event.
+	if uid, found := strings.CutPrefix(volume, "pvc-"); found {
+		object["uid"] = uid
+	}
+	return r.publish(ctx, namespace, object, report)
+}
+
+// publish publishes an event of an object.
+func (r *Restarts) publish(
+	ctx context.Context,
+	namespace string,
+	object map[string]any,
+	report metadata.RestartReport,
+) error {
 	now := time.Now().UTC()
 	kind := "Normal"
 	if report.Problem {
 		kind = "Warning"
 	}
+	object["apiVersion"] = "v1"
 	interval := now.Truncate(reportInterval).Unix()
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", name, report.Reason, report.Message, interval))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", object["name"], report.Reason, report.Message, interval))
 	stamp := now.Format(time.RFC3339)
-	// Events of objects without a namespace are in namespace default.
-	const events = "/api/v1/namespaces/default/events"
-	_, err = r.do(ctx, post("report about Node "+name, events, "events", map[string]any{
+	what := fmt.Sprintf("report about %s %s", object["kind"], object["name"])
+	_, err := r.do(ctx, post(what, "/api/v1/namespaces/"+namespace+"/events", "events", map[string]any{
 		"apiVersion": "v1", "kind": "Event",
-		"metadata":       map[string]any{"namespace": "default", "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
-		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": n.UID},
+		"metadata":       map[string]any{"namespace": namespace, "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
+		"involvedObject": object,
 		"type":           kind, "reason": report.Reason, "message": report.Message,
 		"source": map[string]any{"component": driver}, "reportingComponent": driver,
 		"firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
@@ -275,7 +301,8 @@ func (n node) hasProviderID(instanceID string) bool {
 }
 
 // Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the verbs "get", "list",
-// "watch" and "patch" on its own Node, which a kubelet's credentials have.
+// "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the token
+// of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
 type Listener struct {
 	*client
 	node *watch[node]

@@ -203,7 +203,7 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 		return http.StatusOK, object{"items": items}
 	case what == "eviction":
 		return c.evict(path[3]+"/"+path[5], body), nil
-	case r.URL.Path == "/api/v1/namespaces/default/events":
+	case r.URL.Path == "/api/v1/namespaces/default/events", r.URL.Path == "/api/v1/namespaces/shop/events":
 		var e object
 		c.decode(body, &e)
 		for _, old := range c.events {
@@ -490,6 +490,37 @@ func TestReport(t *testing.T) {
 	if len(got) == 4 && got[0] == got[1] {
 		got = got[1:]
 	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The events of a claim are in its namespace. kubectl describe finds them by the claim's UID.
+func TestReportClaim(t *testing.T) {
+	c := newCluster(t)
+	r := kubernetes.NewRestarts(c.options(""))
+	report := metadata.RestartReport{Reason: "WaitsForRestart", Message: "why"}
+	for _, volume := range []string{"pvc-6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23", "other"} {
+		if err := r.ReportClaim(t.Context(), volume, "shop/"+volume, report); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.ReportClaim(t.Context(), "pvc-1", "data", report); err == nil {
+		t.Error("a claim without a namespace was reported")
+	}
+	var got []string
+	for _, e := range c.events {
+		got = append(got, fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"]))
+	}
+	claim := object{
+		"apiVersion": "v1",
+		"kind":       "PersistentVolumeClaim",
+		"namespace":  "shop",
+		"name":       "pvc-6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
+		"uid":        "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
+	}
+	other := object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "shop", "name": "other"}
+	want := []string{fmt.Sprint("Normal WaitsForRestart why ", claim), fmt.Sprint("Normal WaitsForRestart why ", other)}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -18,6 +18,7 @@ import (
 var kubernetes = []string{
 	"CreateContainerConfigError",
 	"CrashLoopBackOff",
+	"Unhealthy",
 	"violates PodSecurity",
 	"Init:0/1",
 	"CSINode … does not contain driver csi.oxide.computer",

@@ -221,6 +221,7 @@ var paths = map[string]string{
 	"CSIDriver":                        "/apis/storage.k8s.io/v1/csidrivers",
 	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
 	"VolumeSnapshotClass":              "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
+	"NetworkPolicy":                    "/apis/networking.k8s.io/v1/namespaces/" + namespace + "/networkpolicies",
 	"ServiceMonitor":                   "/apis/monitoring.coreos.com/v1/namespaces/" + namespace + "/servicemonitors",
 	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
@@ -330,13 +331,8 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 
 // definitions creates the custom resource definitions of snapshots and of the Prometheus operator.
 func (s *server) definitions(t *testing.T) {
-	list := exec.Command("go", "list", "-m", "-f={{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
-	list.Dir = "../programs/sidecars"
-	from, err := list.Output()
-	must(t, err)
-	files, err := filepath.Glob(
-		filepath.Join(strings.TrimSpace(string(from)), "config/crd/snapshot.storage.k8s.io_*.yaml"),
-	)
+	from := moduleFolder(t, "../programs/sidecars", "github.com/kubernetes-csi/external-snapshotter/client/v8")
+	files, err := filepath.Glob(filepath.Join(from, "config/crd/snapshot.storage.k8s.io_*.yaml"))
 	must(t, err)
 	for _, file := range append(files, monitors(t)) {
 		text, err := os.ReadFile(file)
@@ -356,13 +352,21 @@ const operator = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 // monitors returns the file with the definition of ServiceMonitor.
 func monitors(t *testing.T) string {
 	t.Helper()
-	download := exec.Command("go", "mod", "download", "-json", operator)
-	download.Dir = t.TempDir() // outside of a module
+	const file = "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"
+	return filepath.Join(moduleFolder(t, t.TempDir(), operator), file) // outside of a module
+}
+
+// moduleFolder downloads a module, in the version that the go.mod in dir requires if none is given, and returns its
+// folder.
+func moduleFolder(t *testing.T, dir, module string) string {
+	t.Helper()
+	download := exec.Command("go", "mod", "download", "-json", module)
+	download.Dir = dir
 	text, err := download.Output()
 	must(t, err)
-	var module struct{ Dir string }
-	must(t, json.Unmarshal(text, &module))
-	return filepath.Join(module.Dir, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
+	var downloaded struct{ Dir string }
+	must(t, json.Unmarshal(text, &downloaded))
+	return downloaded.Dir
 }
 
 // eventually waits until path exists.

@@ -149,26 +149,32 @@ func (r *restarts) widen(file string) {
 
 // pod creates a pod of an account on a node, and requests the pod's token.
 func (r *restarts) pod(account, node string) {
+	token := r.podToken(namespace, account, node)
+	dir := r.t.TempDir()
+	must(r.t, os.WriteFile(filepath.Join(dir, "ca.crt"), r.ca.pem, 0o600))
+	must(r.t, os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600))
+	r.accounts[account+" "+node] = dir
+	r.tokens = append(r.tokens, token)
+}
+
+// podToken is the token of a new pod of an account on a node.
+func (r *restarts) podToken(namespace, account, node string) string {
 	name := account + "-" + strings.SplitN(node, ".", 2)[0]
-	pods := "/api/v1/namespaces/" + namespace + "/pods"
+	in := "/api/v1/namespaces/" + namespace
 	var made struct{ Metadata struct{ UID string } }
-	r.do("POST", pods, object{"metadata": object{"name": name}, "spec": object{
+	r.do("POST", in+"/pods", object{"metadata": object{"name": name}, "spec": object{
 		"serviceAccountName": account, "nodeName": node, "containers": []object{{"name": "oxide-plugin", "image": "none"}},
 	}}, &made)
 	var answer struct{ Status struct{ Token string } }
 	r.do(
 		"POST",
-		paths["ServiceAccount"]+"/"+account+"/token",
+		in+"/serviceaccounts/"+account+"/token",
 		object{"spec": object{"expirationSeconds": 3600, "boundObjectRef": object{
 			"kind": "Pod", "apiVersion": "v1", "name": name, "uid": made.Metadata.UID,
 		}}},
 		&answer,
 	)
-	dir := r.t.TempDir()
-	must(r.t, os.WriteFile(filepath.Join(dir, "ca.crt"), r.ca.pem, 0o600))
-	must(r.t, os.WriteFile(filepath.Join(dir, "token"), []byte(answer.Status.Token), 0o600))
-	r.accounts[account+" "+node] = dir
-	r.tokens = append(r.tokens, answer.Status.Token)
+	return answer.Status.Token
 }
 
 func (r *restarts) options(account, node string) kubernetes.Options {

@@ -62,7 +62,7 @@ func newControlPlane(t *testing.T) *cluster {
 func (c *cluster) startRack(t *testing.T, name, address, instances string, also ...string) *simtest.Sim {
 	t.Helper()
 	sim, err := simtest.StartSimWith(filepath.Join(c.made, "oxide-sim"), simtest.SimOptions{Args: append([]string{
-		"--listen=" + address + ":12220",
+		"--listen=" + address + ":12220", "--expose",
 		fmt.Sprintf("--max-disks=%d", maxDisks),
 		"--latency=5ms",
 		"--instances=" + instances,

@@ -50,6 +50,8 @@ func TestKubernetes(t *testing.T) {
 		{"the rack fails during a delete", c.failingDelete},
 		{"another token", c.rotation},
 		{"a power cut", c.powerCut},
+		{"the manifests are uninstalled", c.removed},
+		{"a wrong token", c.wrongToken},
 		{"from the manifests to the chart", c.chart},
 		{"a node joins", c.joins},
 		{"two racks", c.racks},
@@ -65,6 +67,12 @@ func TestKubernetes(t *testing.T) {
 
 // install follows the instructions in the manifests, and waits until the plugin runs.
 func (c *cluster) install(t *testing.T, overlay string) {
+	c.applyManifests(t, overlay, c.sim.Token)
+	c.rolledOut(t)
+}
+
+// applyManifests creates the plugin's objects, with a token of the rack.
+func (c *cluster) applyManifests(t *testing.T, overlay, token string) {
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // it creates the namespace
 	c.kubectl(
 		t,
@@ -76,7 +84,7 @@ func (c *cluster) install(t *testing.T, overlay string) {
 		"oxide-secret",
 		"--from-literal=host="+c.sim.Host,
 		"--from-literal=project="+c.sim.Project,
-		"--from-literal=token="+c.sim.Token,
+		"--from-literal=token="+token,
 		"--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"),
 	)
 	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
@@ -99,7 +107,6 @@ func (c *cluster) install(t *testing.T, overlay string) {
 			)
 		}
 	})
-	c.rolledOut(t)
 }
 
 func (c *cluster) registration(t *testing.T) {

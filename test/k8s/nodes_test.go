@@ -330,12 +330,44 @@ func (c *cluster) uninstalled(t *testing.T) {
 		eventually(t, "no "+kind+" are shown", func() bool { return c.documented(t, "kubectl get "+kind+" ") == "" })
 	}
 	c.helm(t, "uninstall", "oxide-csi")
-	for _, n := range []*node{c.a, c.b, c.c} {
+	c.noPlugin(t, c.a, c.b, c.c)
+}
+
+// removed uninstalls the manifests, whose nodes have the registrar, as the documentation says.
+func (c *cluster) removed(t *testing.T) {
+	c.kubectl(t, "delete", "-k", "overlay", "--ignore-not-found", "--timeout="+waitLimit.String())
+	c.noPlugin(t, c.a, c.b)
+}
+
+// wrongToken installs the manifests with a token that the rack does not accept. An Event of the controller's pod says so
+// in the plugin's own words. Then it corrects the token.
+func (c *cluster) wrongToken(t *testing.T) {
+	c.applyManifests(t, "overlay", "oxide-token-wrong")
+	eventually(t, "an event says that the token is wrong", func() bool {
+		events := c.get(t, ".items[*].message", "-n", namespace, "events", "--field-selector=reason=Unhealthy")
+		return strings.Contains(events, "Readiness probe failed: ") && strings.Contains(events, "give a token of this silo")
+	})
+	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge",
+		"-p", `{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(c.sim.Token))+`"}}`)
+	c.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/oxide-csi-controller") // kubelet takes up to 90 s
+	c.rolledOut(t)
+}
+
+// noPlugin waits until nothing of the plugin is left in Kubernetes and on nodes.
+func (c *cluster) noPlugin(t *testing.T, nodes ...*node) {
+	t.Helper()
+	for _, n := range nodes {
 		eventually(
 			t,
 			n.Name+" has no plugin",
 			func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
 		)
+		registry := fmt.Sprintf("/proc/%d/root/var/lib/kubelet/plugins_registry", n.init.Process.Pid)
+		eventually(t, n.Name+" has no registration socket", func() bool {
+			sockets, err := os.ReadDir(registry)
+			must(t, err)
+			return len(sockets) == 0
+		})
 	}
 	if shown := c.documented(t, "kubectl get csinodes"); shown != "" {
 		t.Errorf("the documented check shows nodes without the plugin: %s", shown)

@@ -95,6 +95,10 @@ var (
 func (c *cluster) restartedOnce(t *testing.T) {
 	databases.on, latecomer.on = c.a, c.a
 	c.apply(t, databases.String())
+	eventually(t, "the claim says what its volume waits for", func() bool {
+		shown, err := c.try("describe", "pvc", "data-db-0")
+		return err == nil && strings.Contains(shown, "WaitsForRestart")
+	})
 	c.running(t, databases.names()...)
 	c.boots(t, 1, 0)
 	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "restarting the instance to change its disks") {

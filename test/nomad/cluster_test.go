@@ -76,8 +76,17 @@ type cluster struct {
 	printed map[string]string
 }
 
-// newCluster starts all parts, and waits until the clients are ready.
-func newCluster(t *testing.T) *cluster {
+// impatient has the server notice a lost client after seconds instead of half a minute, and check its claims as often
+// instead of every 5 minutes.
+const impatient = `
+  heartbeat_grace               = "2s"
+  min_heartbeat_ttl             = "2s"
+  csi_volume_claim_gc_interval  = "3s"
+  csi_volume_claim_gc_threshold = "3s"`
+
+// newCluster starts all parts, and waits until the clients are ready. timings are settings of the server; "" means Nomad's
+// defaults.
+func newCluster(t *testing.T, timings string) *cluster {
 	c := &cluster{
 		t:       t,
 		printed: map[string]string{},
@@ -105,16 +114,10 @@ func newCluster(t *testing.T) *cluster {
 	http, rpc, serf := freePort(t), freePort(t), freePort(t)
 	c.address = fmt.Sprintf("http://127.0.0.1:%d", http)
 	config := filepath.Join(c.dir, "server.hcl")
-	// The server notices a lost client after seconds instead of half a minute, and checks its claims as often instead
-	// of every 5 minutes.
 	c.write(config, `
 server {
-  enabled                       = true
-  bootstrap_expect              = 1
-  heartbeat_grace               = "2s"
-  min_heartbeat_ttl             = "2s"
-  csi_volume_claim_gc_interval  = "3s"
-  csi_volume_claim_gc_threshold = "3s"
+  enabled          = true
+  bootstrap_expect = 1`+timings+`
 }
 `+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
 	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, "agent", "-config="+config)
@@ -447,16 +450,48 @@ type cli struct {
 	*cluster
 	token     string
 	variables []string
+	stdin     string
 }
 
-func (c *cluster) as(token string, variables ...string) cli { return cli{c, token, variables} }
+// pluginNamespace is the namespace of the plugin's jobs.
+const pluginNamespace = "oxide-csi"
+
+// namespaceOf returns the namespace of a job.
+func namespaceOf(job string) string {
+	if strings.HasPrefix(job, "oxide-csi") {
+		return pluginNamespace
+	}
+	return api.DefaultNamespace
+}
+
+// installer returns a user with all rights who works in the namespace of the plugin's jobs.
+func (c *cluster) installer(variables ...string) cli {
+	return c.as(c.management, append(variables, "NOMAD_NAMESPACE="+pluginNamespace)...)
+}
+
+// pluginAllocs returns the allocations of one of the plugin's jobs.
+func (c *cluster) pluginAllocs(job string) ([]*api.AllocationListStub, error) {
+	allocs, _, err := c.admin.Jobs().Allocations(job, false, &api.QueryOptions{Namespace: pluginNamespace})
+	return allocs, err
+}
+
+// as returns a user who confirms any question.
+func (c *cluster) as(token string, variables ...string) cli { return cli{c, token, variables, "y\n"} }
+
+// putToken stores the rack's token where a job can read it.
+func (c *cluster) putToken(t *testing.T, job, token string) {
+	t.Helper()
+	root := c.as(c.management)
+	root.stdin = token + "\n"
+	root.run(t, "var", "put", "-force", "-out=none", "-namespace="+pluginNamespace, "nomad/jobs/"+job, "token=-")
+}
 
 func (c cli) try(args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.nomad, args...)
 	cmd.Dir = deploy
-	cmd.Stdin = strings.NewReader("y\n") // confirms any question
+	cmd.Stdin = strings.NewReader(c.stdin)
 	cmd.Env = append(
 		[]string{
 			"PATH=" + os.Getenv("PATH"),

@@ -8,12 +8,14 @@
 // Each client is in its own mount and PID namespace, with its own folder at the same path, like two machines. Killing
 // the namespace's first process ends all its processes, like a power cut.
 //
-// Beside each client runs Debian's dockerd, for the job files for Docker. Containers see this machine's /dev and /sys,
+// Beside each client runs Debian's dockerd, for the jobs with driver docker. Containers see this machine's /dev and /sys,
 // so their node plugin is told where its guest is. The job files are otherwise unchanged.
 //
 // TestPlannedRestart uses a rack without hot-plug whose instances boot. Each instance is a machine with its own Nomad
 // client. It really goes down when its node plugin powers it off, and comes up with other disks. It lacks only its own
 // kernel and network.
+//
+// TestDrivers and TestRefused need no cluster and no root, only Nomad's command.
 //
 // The tests have the build tag "nomad", because building Nomad takes minutes: make e2e-nomad.
 package nomad

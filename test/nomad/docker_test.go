@@ -23,12 +23,11 @@ const (
 	controllerImage = "oxidecomputer/oxide-csi-controller:test"
 	consumerImage   = "consumer:test"
 
-	// Folders of a client: Docker's own folder, and the folder that the job files mount at /var/lib/oxide-csi. The
-	// latter contains the guest, because a container's /dev and /sys are this machine's.
+	// Folders of a client: Docker's own folder, and the folder of the plugin's state, which is at the same path in the
+	// container. The latter contains the guest, because a container's /dev and /sys are this machine's.
 	dockerFolder = "docker"
 	dockerSocket = "docker.sock"
 	dockerState  = "docker-state"
-	guestInTask  = "/var/lib/oxide-csi/guest"
 )
 
 // runtime returns the program that starts containers: runc. For a privileged container Docker requests all
@@ -51,9 +50,10 @@ exec runc "$@"
 // guest.
 func (c *cluster) containers(t *testing.T) {
 	c.images(t)
-	root := c.as(c.management, append(c.values(), "NOMAD_VAR_state_dir="+filepath.Join(c.host(), dockerState))...)
-	root.run(t, "job", "run", "docker/controller.nomad.hcl")
-	root.run(t, "job", "run", c.withGuest(t, "docker/node.nomad.hcl", "node"))
+	state := filepath.Join(c.host(), dockerState)
+	root := c.installer(append(c.values(), "NOMAD_VAR_driver=docker", "NOMAD_VAR_state_dir="+state)...)
+	root.run(t, "job", "run", "controller.nomad.hcl")
+	root.run(t, "job", "run", c.withGuest(t, filepath.Join(state, "guest")))
 	c.healthy(1, 2)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
@@ -72,8 +72,6 @@ func (c *cluster) containers(t *testing.T) {
 	operator.run(t, "volume", "delete", "data")
 	c.part("raw", func(t *testing.T) { c.raw(t, operator) })
 	c.nothingLeft(t)
-	root.run(t, "job", "stop", "-purge", "oxide-csi-node")
-	root.run(t, "job", "stop", "-purge", "oxide-csi-controller")
 }
 
 // raw uses a raw block volume from one container after the other.
@@ -121,13 +119,13 @@ func (c *cluster) images(t *testing.T) {
 	}
 }
 
-// withGuest returns a node plugin's job file, changed to find its devices in the guest of the simulated rack.
-func (c *cluster) withGuest(t *testing.T, file, mode string) string {
+// withGuest returns the node plugin's job file, changed to find its devices in a guest of the simulated rack.
+func (c *cluster) withGuest(t *testing.T, guest string) string {
 	t.Helper()
-	line := `OXIDE_CSI_MODE          = "` + mode + `"`
-	return c.filled(t, file, line, line+`
-        OXIDE_CSI_DEV_ROOT = "`+guestInTask+`/dev"
-        OXIDE_CSI_SYS_ROOT = "`+guestInTask+`/sys"`)
+	const line = `OXIDE_CSI_MODE          = "node"`
+	return c.filled(t, "node.nomad.hcl", line, line+`
+        OXIDE_CSI_DEV_ROOT = "`+guest+`/dev"
+        OXIDE_CSI_SYS_ROOT = "`+guest+`/sys"`)
 }
 
 func (c *cluster) output(t *testing.T, name string, args ...string) string {
@@ -150,7 +148,7 @@ func (m *machine) docker(t *testing.T, args ...string) string {
 // container returns the ID of a job's container on a client.
 func (m *machine) container(t *testing.T, job string) string {
 	t.Helper()
-	allocs, _, err := m.cluster.admin.Jobs().Allocations(job, false, nil)
+	allocs, err := m.cluster.pluginAllocs(job)
 	must(t, err)
 	for _, alloc := range allocs {
 		if alloc.NodeName == m.name && alloc.ClientStatus == api.AllocClientStatusRunning {

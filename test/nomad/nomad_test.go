@@ -23,7 +23,7 @@ import (
 
 // TestNomad is one test, because each part needs the state that the previous part left.
 func TestNomad(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, impatient)
 	c.part("job files", c.jobFiles)
 	c.part("install", c.install)
 	c.part("a volume's life", c.life)
@@ -32,6 +32,7 @@ func TestNomad(t *testing.T) {
 	c.part("another token", c.rotate)
 	c.part("monolith", c.monolith)
 	c.part("docker", c.containers)
+	c.part("uninstall", c.uninstall)
 }
 
 // part runs a part of the test, and logs its name.
@@ -68,47 +69,54 @@ func (c *cluster) jobFiles(t *testing.T) {
 		}
 		return err
 	}))
-	if len(files) != 8 {
+	if len(files) != 5 {
 		t.Fatalf("found %d job files: %v", len(files), files)
 	}
-	root := c.as(c.management, append(c.values(), "NOMAD_VAR_client=node-a")...)
-	root.run(t, "fmt", "-check", "-recursive", ".")
-	for _, user := range []cli{root, c.as(c.management, append(root.variables, "NOMAD_VAR_attach_mode=restart")...)} {
+	c.as(c.management).run(t, "fmt", "-check", "-recursive", ".")
+	c.as(c.management).run(t, "namespace", "apply", pluginNamespace) // a job in a namespace that is missing is not valid
+	for _, driver := range []string{"raw_exec", "docker"} {
+		user := c.as(c.management, append(c.values(), "NOMAD_VAR_client=node-a", "NOMAD_VAR_driver="+driver)...)
 		for _, file := range files {
 			if said := user.run(t, "job", "validate", file); strings.Contains(strings.ToLower(said), "warning") {
-				t.Errorf("%s: %s", file, said)
+				t.Errorf("%s with %s: %s", file, driver, said)
 			}
-		}
-	}
-	// Without a cluster ID a controller is refused, so that it cannot share the ID of another one.
-	for _, file := range []string{"binary/controller.nomad.hcl", "binary/monolith.nomad.hcl"} {
-		_, stderr, err := c.as(c.management).try("job", "validate", file)
-		if err == nil || !strings.Contains(stderr, "cluster_id") {
-			t.Errorf("%s without values: %v: %s", file, err, stderr)
 		}
 	}
 }
 
 // install runs the plugin with a token in Nomad's variables and the policies of deploy/nomad.
 func (c *cluster) install(t *testing.T) {
-	root := c.as(c.management, c.values()...)
+	root := c.installer(c.values()...)
+	root.run(t, "namespace", "apply", pluginNamespace)
 	root.run(
 		t,
 		"acl",
 		"policy",
 		"apply",
-		"-namespace=default",
+		"-namespace="+pluginNamespace,
 		"-job=oxide-csi-node",
 		"oxide-csi-node",
 		"policies/node.policy.hcl",
 	)
-	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
-	root.run(t, "job", "run", "binary/controller.nomad.hcl")
-	root.run(t, "job", "run", "binary/node.nomad.hcl")
+	c.putToken(t, "oxide-csi-controller", c.sim.Token)
+	root.run(t, "job", "run", "controller.nomad.hcl")
+	root.run(t, "job", "run", "node.nomad.hcl")
 	c.healthy(1, 2)
 	status := root.run(t, "plugin", "status", "oxide")
 	if !strings.Contains(status, "csi.oxide.computer") {
 		t.Errorf("the plugin's status is %s", status)
+	}
+	// Whoever submits a job of that name in that namespace reads the token.
+	operator := c.operator(t)
+	for _, args := range [][]string{
+		{"var", "get", "-namespace=" + pluginNamespace, "nomad/jobs/oxide-csi-controller"},
+		{"var", "get", "nomad/jobs/oxide-csi-controller"},
+		{"job", "run", "-detach", c.filled(t, "example.nomad.hcl", `job "example" {`, `job "oxide-csi-controller" {
+  namespace = "oxide-csi"`)},
+	} {
+		if stdout, stderr, err := operator.try(args...); err == nil || !strings.Contains(stderr, "Permission denied") {
+			t.Errorf("nomad %s: %v: %s%s", strings.Join(args, " "), err, stdout, stderr)
+		}
 	}
 }
 
@@ -158,7 +166,7 @@ func (c *cluster) life(t *testing.T) {
 		c.startedAgain(
 			c.clients["node-a"],
 			"node",
-			func() { c.as(c.management).run(t, "job", "restart", "-yes", "oxide-csi-node") },
+			func() { c.installer().run(t, "job", "restart", "-yes", "oxide-csi-node") },
 		)
 		c.healthy(1, 2)
 		c.running(first)
@@ -217,8 +225,8 @@ func (c *cluster) life(t *testing.T) {
 // execController runs the controller with the exec driver.
 func (c *cluster) execController(t *testing.T) {
 	t.Helper()
-	c.as(c.management, append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).
-		run(t, "job", "run", "binary/controller.nomad.hcl")
+	c.installer(append(c.values(), "NOMAD_VAR_driver=exec", "NOMAD_VAR_command=/bin/oxide-csi")...).
+		run(t, "job", "run", "controller.nomad.hcl")
 	c.healthy(1, 2)
 }
 
@@ -226,7 +234,7 @@ func (c *cluster) execController(t *testing.T) {
 // the disk, so the next job finds it attached. It returns the next job's allocation.
 func (c *cluster) withoutController(t *testing.T, operator cli, volume, client string) string {
 	t.Helper()
-	c.as(c.management).run(t, "job", "stop", "oxide-csi-controller")
+	c.installer().run(t, "job", "stop", "oxide-csi-controller")
 	c.healthy(0, 2)
 	operator.run(t, "job", "stop", "-detach", "example")
 	c.unclaimed(volume)
@@ -305,7 +313,7 @@ func (c *cluster) startedAgain(m *machine, mode string, do func()) {
 // controller returns the allocation of the only controller.
 func (c *cluster) controller(t *testing.T) *api.AllocationListStub {
 	t.Helper()
-	allocs, _, err := c.admin.Jobs().Allocations("oxide-csi-controller", false, nil)
+	allocs, err := c.pluginAllocs("oxide-csi-controller")
 	must(t, err)
 	allocs = slices.DeleteFunc(allocs, func(a *api.AllocationListStub) bool {
 		return a.ClientStatus != api.AllocClientStatusRunning
@@ -325,9 +333,9 @@ func (c *cluster) moveController(t *testing.T, client string) {
 	}
 	_, err := c.admin.Nodes().ToggleEligibility(alloc.NodeID, false, nil)
 	must(t, err)
-	c.as(c.management).run(t, "alloc", "stop", "-detach", alloc.ID)
+	c.installer().run(t, "alloc", "stop", "-detach", alloc.ID)
 	eventually(t, "the controller runs on "+client, func() bool {
-		allocs, _, err := c.admin.Jobs().Allocations("oxide-csi-controller", false, nil)
+		allocs, err := c.pluginAllocs("oxide-csi-controller")
 		return err == nil && slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool {
 			return a.NodeName == client && a.ClientStatus == api.AllocClientStatusRunning
 		})
@@ -366,7 +374,7 @@ func (c *cluster) rotate(t *testing.T) {
 	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
 	must(t, err)
 	must(t, c.sim.RevokeToken(t.Context(), c.sim.Token))
-	root, operator := c.as(c.management), c.operator(t)
+	operator := c.operator(t)
 	if _, stderr, err := operator.try(
 		"volume",
 		"create",
@@ -375,7 +383,7 @@ func (c *cluster) rotate(t *testing.T) {
 		!strings.Contains(stderr, "not authenticated") {
 		t.Errorf("with a revoked token: %v: %s", err, stderr)
 	}
-	root.run(t, "var", "put", "-force", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", token))
+	c.putToken(t, "oxide-csi-controller", token)
 	c.sim.Token = token
 	eventually(t, "the controllers use the new token", func() bool {
 		_, _, err := operator.try("volume", "create", "volumes/create.volume.hcl")
@@ -598,26 +606,29 @@ func (c *cluster) nothingLeft(t *testing.T) {
 
 // monolith replaces controller and nodes by one job.
 func (c *cluster) monolith(t *testing.T) {
-	root := c.as(c.management, c.values()...)
+	root := c.installer(c.values()...)
 	root.run(t, "job", "stop", "-purge", "oxide-csi-node")
 	root.run(t, "job", "stop", "-purge", "oxide-csi-controller")
 	c.server.eventually("the plugin is gone", func() bool {
 		plugins, _, err := c.admin.CSIPlugins().List(nil)
 		return err == nil && len(plugins) == 0
 	})
-	root.run(t, "acl", "policy", "apply", "-namespace=default", "-job=oxide-csi", "oxide-csi", "policies/node.policy.hcl")
 	root.run(
 		t,
-		"var",
-		"put",
-		"-in=hcl",
-		"@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token, "oxide-csi-controller", "oxide-csi"),
+		"acl",
+		"policy",
+		"apply",
+		"-namespace="+pluginNamespace,
+		"-job=oxide-csi",
+		"oxide-csi",
+		"policies/node.policy.hcl",
 	)
-	root.run(t, "job", "run", "binary/monolith.nomad.hcl")
+	c.putToken(t, "oxide-csi", c.sim.Token)
+	root.run(t, "job", "run", "monolith.nomad.hcl")
 	c.healthy(1, 1)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
-	allocs, _, err := c.admin.Jobs().Allocations("oxide-csi", false, nil)
+	allocs, err := c.pluginAllocs("oxide-csi")
 	must(t, err)
 	alloc := c.example(t, operator, "data", allocs[0].NodeName)
 	c.lines(t, operator, alloc, alloc)
@@ -625,4 +636,18 @@ func (c *cluster) monolith(t *testing.T) {
 	operator.run(t, "volume", "delete", "data")
 	c.nothingLeft(t)
 	root.run(t, "job", "stop", "-purge", "oxide-csi")
+}
+
+// uninstall removes the plugin as docs/how-to/nomad.md does. No volume is left.
+func (c *cluster) uninstall(t *testing.T) {
+	root := c.as(c.management)
+	root.run(t, "job", "stop", "-purge", "-namespace="+pluginNamespace, "oxide-csi-node")
+	root.run(t, "job", "stop", "-purge", "-namespace="+pluginNamespace, "oxide-csi-controller")
+	for _, job := range []string{"oxide-csi-controller", "oxide-csi"} {
+		root.run(t, "var", "purge", "-namespace="+pluginNamespace, "nomad/jobs/"+job)
+	}
+	for _, policy := range []string{"oxide-csi-node", "oxide-csi", "volumes"} {
+		root.run(t, "acl", "policy", "delete", policy)
+	}
+	root.run(t, "namespace", "delete", pluginNamespace)
 }

@@ -75,6 +75,9 @@ func TestPlannedRestart(t *testing.T) {
 	})
 	c.part("both back on the same client, without a restart", func(t *testing.T) {
 		operator.run(t, "job", "stop", "-detach", "first")
+		// Nomad looks at a waiting job again when an allocation ends, which may be just before it releases the volume.
+		c.unclaimed("first[0]")
+		c.unclaimed("first[1]")
 		c.stays(t, operator, "both", `{a="first[0]",b="first[1]"}`)
 		both = c.runs("both", "node-a", 1)
 		wrote(both)
@@ -262,7 +265,8 @@ plugin "raw_exec" {
 
 // installForRestarts runs the plugin with the policies of deploy/nomad.
 func (c *cluster) installForRestarts(t *testing.T) {
-	root := c.as(c.management, append(c.values(), "NOMAD_VAR_attach_mode=restart")...)
+	root := c.installer(append(c.values(), "NOMAD_VAR_attach_mode=restart")...)
+	root.run(t, "namespace", "apply", pluginNamespace)
 	for _, policy := range [][2]string{
 		{"oxide-csi-node", "node"}, {"oxide-csi-node", "restart-node"}, {"oxide-csi-controller", "restart-controller"},
 	} {
@@ -271,14 +275,14 @@ func (c *cluster) installForRestarts(t *testing.T) {
 			"acl",
 			"policy",
 			"apply",
-			"-namespace=default",
+			"-namespace="+pluginNamespace,
 			"-job="+policy[0],
 			policy[0]+"-"+policy[1],
 			"policies/"+policy[1]+".policy.hcl",
 		)
 	}
-	root.run(t, "var", "put", "-in=hcl", "@"+c.filled(t, "token.nv.hcl", "OXIDE-TOKEN", c.sim.Token))
-	root.run(t, "job", "run", "-detach", "binary/node.nomad.hcl")
+	c.putToken(t, "oxide-csi-controller", c.sim.Token)
+	root.run(t, "job", "run", "-detach", "node.nomad.hcl")
 	// Nomad calls any controller. If one controller has a request that the other does not know when a client goes
 	// down, that costs one more restart, and the counts of this test would vary. So there is only one controller until
 	// a part needs two.
@@ -294,10 +298,9 @@ func (c *cluster) installForRestarts(t *testing.T) {
 // controllers runs this many controllers.
 func (c *cluster) controllers(t *testing.T, n int) {
 	t.Helper()
-	root := c.as(
-		c.management,
+	root := c.installer(
 		append(c.values(), "NOMAD_VAR_attach_mode=restart", fmt.Sprintf("NOMAD_VAR_controllers=%d", n))...)
-	root.run(t, "job", "run", "-detach", "binary/controller.nomad.hcl")
+	root.run(t, "job", "run", "-detach", "controller.nomad.hcl")
 	c.healthy(n, 2)
 }
 
@@ -313,7 +316,7 @@ func (c *cluster) runs(job, client string, n int) (ids []string) {
 	c.t.Helper()
 	deadline := time.Now().Add(4 * time.Minute)
 	for {
-		allocs, _, err := c.admin.Jobs().Allocations(job, true, nil)
+		allocs, _, err := c.admin.Jobs().Allocations(job, true, &api.QueryOptions{Namespace: namespaceOf(job)})
 		must(c.t, err)
 		slices.SortFunc(allocs, func(a, b *api.AllocationListStub) int { return strings.Compare(a.Name, b.Name) })
 		ids = nil
@@ -373,7 +376,13 @@ func (c *cluster) detached(t *testing.T, want int) {
 	t.Helper()
 	calls, err := c.sim.Calls(t.Context())
 	must(t, err)
-	if got := calls.Counts["instance_disk_detach"]; got != want {
+	got := 0
+	for _, call := range calls.Log { // a rack without hot-plug refuses some
+		if call.Operation == "instance_disk_detach" && call.Status < 300 {
+			got++
+		}
+	}
+	if got != want {
 		t.Errorf("%d disks were detached, want %d", got, want)
 	}
 }

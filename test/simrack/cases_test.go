@@ -353,6 +353,17 @@ var cases = []oneRequest{
 	{id: "G6", method: "GET", path: "/anti-affinity-groups/g?project=proj",
 		want: wants{404, "ObjectNotFound", `not found: anti-affinity-group with name "g"`}},
 
+	{id: "X3", method: "GET", path: "/instances/{i}/external-ips", want: wants{status: 200},
+		then: func(t *testing.T, _ scene, r reply) {
+			if r.Items == nil || len(r.Items) != 0 || r.NextPage != nil {
+				t.Errorf("got %s", r.raw)
+			}
+		}},
+	{id: "X4", method: "GET", path: "/network-interfaces",
+		want: wants{400, "", "unable to parse query string: missing field `instance`"}},
+	{id: "X5", token: "none", method: "GET", path: "/network-interfaces?instance={i}",
+		want: wants{404, "ObjectNotFound", "…not found: instance with id"}},
+
 	{id: "R1", method: "GET", path: "/system/hardware/racks", want: wants{403, "Forbidden", "Forbidden"}},
 	{id: "R2", token: "fleet-viewer", method: "GET", path: "/system/hardware/racks", want: wants{status: 200},
 		then: func(t *testing.T, _ scene, r reply) {
@@ -363,7 +374,7 @@ var cases = []oneRequest{
 }
 
 // otherCases have a test function of their own, named by the ID.
-var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3"}
+var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3", "U1", "X1", "X2"}
 
 // TestEveryCaseInTheDocsHasATest compares the table of docs/reference/rack.md §11 with the tests here.
 func TestEveryCaseInTheDocsHasATest(t *testing.T) {

@@ -12,6 +12,9 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"time"
+
+	"github.com/google/uuid"
 )
 
 // Control is the control endpoint: what tests and demos can do to the rack, but clients cannot.
@@ -484,21 +487,34 @@ func (r *Rack) findDisk(key string) (*disk, error) {
 func (r *Rack) postToken(req *http.Request) (int, any, error) {
 	var body struct {
 		Role string `json:"role"`
+		// SameUserAs is a token of the user who gets one more token.
+		SameUserAs string `json:"same_user_as"`
+		ExpiresInS int64  `json:"expires_in_s"`
 	}
 	if err := readControl(req, &body); err != nil {
 		return 0, nil, err
 	}
-	roles := []string{roleViewer, roleLimitedCollaborator, roleFleetViewer, roleNone}
-	if !slices.Contains(roles, body.Role) {
-		return 0, nil, fmt.Errorf("role %q: one of %v", body.Role, roles)
-	}
-	text := tokenPrefix + rand.Text()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.addToken(text, body.Role); err != nil {
+	made := &token{Token: tokenPrefix + rand.Text(), Role: body.Role, UserID: uuid.NewString()}
+	roles := []string{roleViewer, roleLimitedCollaborator, roleFleetViewer, roleNone}
+	other := r.tokens[body.SameUserAs]
+	switch {
+	case other != nil && body.Role == "":
+		made.Role, made.UserID = other.Role, other.UserID
+	case body.SameUserAs != "":
+		return 0, nil, errors.New("same_user_as: a token of this rack, and no role")
+	case !slices.Contains(roles, body.Role):
+		return 0, nil, fmt.Errorf("role %q: one of %v", body.Role, roles)
+	}
+	if body.ExpiresInS > 0 {
+		expires := now().Add(time.Duration(body.ExpiresInS) * time.Second)
+		made.Expires = &expires
+	}
+	if err := r.insertToken(made); err != nil {
 		return 500, nil, err
 	}
-	return 201, map[string]string{"token": text}, nil
+	return 201, map[string]string{"token": made.Token}, nil
 }
 
 func (r *Rack) deleteToken(req *http.Request) (int, any, error) {

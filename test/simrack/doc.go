@@ -19,6 +19,7 @@
 //   - rack.go: options, the Rack, starting and stopping it, and locking its records
 //   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of
 //     docs/reference/rack.md
+//   - addresses.go: network interfaces and addresses of instances, which only other clients than the plugin ask for
 //   - names.go: names, UUIDs, and selectors, which may be either
 //   - http.go: versions, routes, authentication, answers; body.go: request bodies; page.go: lists; wire.go: the JSON
 //     views

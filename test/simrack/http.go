@@ -57,6 +57,7 @@ func buildRoutes() []route {
 	list := []route{
 		newRoute("GET", "/v1/ping", "ping", parsePing),
 		newRoute("GET", "/v1/me", "current_user_view", parseMe),
+		newRoute("GET", "/v1/me/access-tokens", "current_user_access_token_list", parseTokenList),
 		newRoute("GET", "/v1/projects", "project_list", parseProjectList),
 		newRoute("POST", "/v1/projects", "project_create", parseProjectCreate),
 		newRoute("GET", "/v1/projects/*", "project_view", parseProjectView),
@@ -86,6 +87,8 @@ func buildRoutes() []route {
 		newRoute("GET", "/v1/instances/*/disks", "instance_disk_list", parseInstanceDiskList),
 		newRoute("POST", "/v1/instances/*/disks/attach", "instance_disk_attach", parseAttach),
 		newRoute("POST", "/v1/instances/*/disks/detach", "instance_disk_detach", parseDetach),
+		newRoute("GET", "/v1/instances/*/external-ips", "instance_external_ip_list", parseExternalIPList),
+		newRoute("GET", "/v1/network-interfaces", "instance_network_interface_list", parseNetworkInterfaceList),
 	}
 	list[0].public = true
 	return list
@@ -173,7 +176,7 @@ func (r *Rack) authenticate(h http.Header) (caller, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t, known := r.tokens[token]
-	if !known {
+	if !known || t.expired() {
 		return caller{}, false
 	}
 	return t.caller(), true

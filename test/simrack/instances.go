@@ -47,6 +47,8 @@ type instance struct {
 	Created      time.Time `json:"created"`
 	Modified     time.Time `json:"modified"`
 	StateUpdated time.Time `json:"state_updated"`
+	// Number counts the instances that the rack has made. The address of an instance follows from it.
+	Number int `json:"number"`
 
 	project *project
 	// disks are the disks with a slot here, unordered.
@@ -76,6 +78,7 @@ func (i *instance) setState(state string) {
 
 func (r *Rack) insertInstance(p *project, i *instance) {
 	i.project = p
+	r.lastNumber = max(r.lastNumber, i.Number)
 	r.instances[i.ID] = i
 	p.instances.put(i)
 }
@@ -647,6 +650,8 @@ func (r *Rack) addInstance(p *project, name, state string) (*instance, error) {
 func (r *Rack) makeInstance(p *project, spec instanceSpec, checkDisk diskCheck) (*instance, func(), error) {
 	var plan []*disk
 	i := spec.instance(p)
+	r.lastNumber++
+	i.Number = r.lastNumber
 	release, err := r.lock(func() (ids []string, err error) {
 		if plan, err = r.planDisks(p, spec, checkDisk); err != nil {
 			return nil, err

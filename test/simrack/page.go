@@ -176,12 +176,13 @@ func (o *sortedList[T]) before(at position) iter.Seq[T] {
 }
 
 // scan is the state of a list: it continues after the key last, or begins when last is empty, which no key is. A page
-// token holds it together with the project.
+// token holds it together with the project, and with the instance where the query names one.
 type scan struct {
-	project *selector
-	sort    string
-	last    string
-	limit   int
+	project  *selector
+	instance *selector
+	sort     string
+	last     string
+	limit    int
 }
 
 // page is the answer to a list request. NextPage is null only on an empty page.
@@ -216,6 +217,7 @@ type pageToken struct {
 type pageStart struct {
 	SortBy   string `json:"sort_by"`
 	Project  string `json:"project,omitempty"`
+	Instance string `json:"instance,omitempty"`
 	LastSeen string `json:"last_seen"`
 }
 
@@ -223,6 +225,9 @@ func (sc scan) token() string {
 	t := pageToken{V: "v1", PageStart: pageStart{SortBy: sc.sort, LastSeen: sc.last}}
 	if sc.project != nil {
 		t.PageStart.Project = sc.project.String()
+	}
+	if sc.instance != nil {
+		t.PageStart.Instance = sc.instance.String()
 	}
 	raw, err := json.Marshal(t)
 	if err != nil {
@@ -300,15 +305,20 @@ func (sc scan) resume(token string, sorts []string, needProject bool) (scan, err
 		return scan{}, badQuery(bad + "unsupported version")
 	}
 	sc.sort, sc.last = t.PageStart.SortBy, t.PageStart.LastSeen
-	if t.PageStart.Project != "" {
-		project, err := parseSelector(t.PageStart.Project)
-		if err != nil {
-			return scan{}, badQuery(bad + "corrupted token")
-		}
-		sc.project = &project
-	}
-	if needProject && sc.project == nil {
+	project, projectErr := optionalSelector(t.PageStart.Project)
+	instance, instanceErr := optionalSelector(t.PageStart.Instance)
+	if projectErr != nil || instanceErr != nil || (needProject && project == nil) {
 		return scan{}, badQuery(bad + "corrupted token")
 	}
+	sc.project, sc.instance = project, instance
 	return sc, nil
+}
+
+// optionalSelector is nil for an empty text.
+func optionalSelector(s string) (*selector, error) {
+	if s == "" {
+		return nil, nil
+	}
+	sel, err := parseSelector(s)
+	return &sel, err
 }

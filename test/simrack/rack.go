@@ -98,6 +98,7 @@ type Rack struct {
 	groups      map[string]*group
 	usedBytes   int64 // counted against the quota
 	usedSpace   int64 // physical space in use
+	lastNumber  int   // of the newest instance
 	guestErrors []string
 	// locked holds the IDs of the instances, disks and snapshots that an operation works on without holding mu. unlocked
 	// is signalled on every change.

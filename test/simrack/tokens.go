@@ -4,7 +4,11 @@
 
 package simrack
 
-import "github.com/google/uuid"
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
 
 // The roles of tokens, as the control endpoint names them.
 const (
@@ -28,9 +32,47 @@ var errForbidden error = &apiError{status: 403, code: codeForbidden, message: "F
 
 // token is an API token with its user and role.
 type token struct {
-	Token  string `json:"token"`
-	Role   string `json:"role"`
-	UserID string `json:"user_id"`
+	Token   string    `json:"token"`
+	Role    string    `json:"role"`
+	UserID  string    `json:"user_id"`
+	Created time.Time `json:"created"`
+	// Expires is nil for a token that never expires.
+	Expires *time.Time `json:"expires,omitempty"`
+}
+
+func (t *token) expired() bool { return t.Expires != nil && !now().Before(*t.Expires) }
+
+// key makes tokens a list. A token has no name.
+func (t *token) key() (name, id string) { return "", derivedID(t.Token, "token") }
+
+type tokenView struct {
+	ID          string     `json:"id"`
+	TimeCreated time.Time  `json:"time_created"`
+	TimeExpires *time.Time `json:"time_expires"`
+}
+
+func (t *token) view() tokenView {
+	return tokenView{ID: idOf(t), TimeCreated: t.Created, TimeExpires: t.Expires}
+}
+
+// parseTokenList reads a request for the valid tokens of the caller's user. The list does not tell which of them the
+// request has.
+func parseTokenList(r *Rack, q *request) (action, error) {
+	sc, err := q.parseScan(sortsByID, false)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		var valid collection[*token]
+		for _, t := range r.tokens {
+			if t.UserID == who.userID && !t.expired() {
+				valid.byID.put(t, idOf[*token])
+			}
+		}
+		return answer{200, makePage(valid.next(sc), sc, (*token).view)}, nil
+	}, nil
 }
 
 // caller is the authenticated user of a request.
@@ -64,15 +106,19 @@ func (c caller) authorize(want access, missing error) error {
 	return nil
 }
 
-// addToken makes a token valid. A token that already exists stays as it is.
+// addToken makes a token of a new user valid. A token that already exists stays as it is.
 func (r *Rack) addToken(text, role string) error {
 	if _, has := r.tokens[text]; has {
 		return nil
 	}
-	t := &token{Token: text, Role: role, UserID: uuid.NewString()}
-	if err := r.store.write(putRecord(bucketTokens, text, t)); err != nil {
+	return r.insertToken(&token{Token: text, Role: role, UserID: uuid.NewString()})
+}
+
+func (r *Rack) insertToken(t *token) error {
+	t.Created = now()
+	if err := r.store.write(putRecord(bucketTokens, t.Token, t)); err != nil {
 		return err
 	}
-	r.tokens[text] = t
+	r.tokens[t.Token] = t
 	return nil
 }

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Boots systemd as the first process of new namespaces: boot.sh FOLDER. The root is an overlay over this machine's
-# root. The changes are in FOLDER/changes and disappear with FOLDER, which has the same path inside. The control groups
-# are below a group named like the folder. No service that would change this machine's kernel is started.
+# root. The changes are in FOLDER/changes, a tmpfs, and the next boot with the same folder finds them. FOLDER has the same
+# path inside. The control groups are below a group named like the folder. No service that would change this machine's
+# kernel is started, and no service that this machine starts at boot: of those with WantedBy=multi-user.target, only the
+# ones that were enabled inside.
 set -eu
 dir=$1
 group=$(basename "$dir")
@@ -11,13 +13,13 @@ groups() { awk '$3 ~ /^cgroup2?$/ { print $2, $3, $4 }' /proc/self/mounts; }
 if [ "${2:-}" = inside ]; then
     root=$dir/root
     mount --make-rprivate /
-    mkdir -p "$dir/changes" "$root"
-    mount -t tmpfs -o mode=755 tmpfs "$dir/changes"
-    mkdir "$dir/changes/upper" "$dir/changes/work"
+    mkdir -p "$root" "$dir/changes/upper" "$dir/changes/work"
     mount -t overlay -o "lowerdir=/,upperdir=$dir/changes/upper,workdir=$dir/changes/work" overlay "$root"
     mount -t proc proc "$root/proc"
     mount --bind "$root/proc/sys" "$root/proc/sys"
     mount -o remount,bind,ro "$root/proc/sys"
+    cat /proc/sys/kernel/random/uuid >"$dir/boot_id"
+    mount --bind "$dir/boot_id" "$root/proc/sys/kernel/random/boot_id"
     mount -t sysfs -o ro sysfs "$root/sys"
     list=$(groups)
     echo "$list" | grep -q '^/sys/fs/cgroup ' || mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
@@ -48,6 +50,10 @@ if [ "${2:-}" = inside ]; then
     done
     ln -sf /dev/null "$root/etc/systemd/system/timers.target"
     : >"$root/etc/fstab"
+    if [ ! -e "$dir/changes/booted" ]; then
+        rm -rf "$root/etc/systemd/system/multi-user.target.wants" "$root/lib/systemd/system/multi-user.target.wants"
+        : >"$dir/changes/booted"
+    fi
     cd "$root"
     mkdir -p old
     pivot_root . old
@@ -56,7 +62,7 @@ if [ "${2:-}" = inside ]; then
     # others.
     mount --make-rshared /
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin "$(command -v systemd || echo /lib/systemd/systemd)" \
-        --system --unit=basic.target --show-status=0
+        --system --unit=multi-user.target --show-status=0
 fi
 
 groups | while read -r at _; do

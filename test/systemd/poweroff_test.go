@@ -20,29 +20,24 @@ import (
 )
 
 // TestPlannedRestart lets the node plugin power the machine off, with the rights of its unit and over the machine's
-// D-Bus. The next machine belongs to the same Node, and reports that it is back. The test provides the boot ID,
-// because the kernel does not restart.
+// D-Bus. After the next boot it reports that the machine is back.
 func TestPlannedRestart(t *testing.T) {
 	api := &simtest.Node{Name: "worker"}
 	s := httptest.NewServer(api)
 	t.Cleanup(s.Close)
-	start := func(bootID string) *machine {
-		m := boot(t)
-		m.install()
-		m.run("systemctl", "start", "dbus.socket")
-		kubeconfig := filepath.Join(m.dir, "kubeconfig")
-		must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
-		m.write("/etc/boot-id", bootID, 0o644)
-		m.write(
-			"/etc/oxide-csi/node.env",
-			"OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_BOOT_ID_FILE=/etc/boot-id\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n",
-			0o640,
-		)
-		m.run("systemctl", "restart", "oxide-csi-node")
-		m.dial("node")
-		return m
-	}
-	m := start("first")
+	m := newMachine(t)
+	m.install()
+	m.run("systemctl", "start", "dbus.socket")
+	kubeconfig := filepath.Join(m.dir, "kubeconfig")
+	must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
+	m.write(
+		"/etc/oxide-csi/node.env",
+		"OXIDE_CSI_ATTACH_MODE=restart\nOXIDE_CSI_NODE_NAME=worker\nOXIDE_CSI_KUBECONFIG="+kubeconfig+"\n",
+		0o640,
+	)
+	m.run("systemctl", "restart", "oxide-csi-node")
+	m.dial("node")
+	first := m.bootID()
 	// A service that needs a moment to end. It logs its life to a folder that survives the machine.
 	diary := filepath.Join(m.dir, "diary")
 	m.write("/etc/systemd/system/database.service", fmt.Sprintf(`[Service]
@@ -82,11 +77,8 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	}
 	restart := metadata.NewRestartID(time.Now())
 	api.RequestRestart(restart)
-	m.eventually("the machine is down", func() bool {
-		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
-		return os.IsNotExist(err)
-	})
-	if answer := api.RestartReply(restart); answer.State != metadata.RestartAccepted || answer.Boot != "first" {
+	m.eventually("the machine is down", m.down)
+	if answer := api.RestartReply(restart); answer.State != metadata.RestartAccepted || answer.Boot != first {
 		t.Errorf("the reply is %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
@@ -94,7 +86,7 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(after) != "started\nasked\nended\n" {
 		t.Errorf("the service's log is %q", after)
 	}
-	start("second")
-	back := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
+	m.boot()
+	back := metadata.RestartReply{State: metadata.RestartBack, Boot: m.bootID()}
 	m.eventually("the plugin reports that it is back", func() bool { return api.RestartReply(restart) == back })
 }

@@ -19,10 +19,6 @@ import (
 // AdoptableVolume is a volume of another cluster, or one that was adopted from it.
 type AdoptableVolume struct {
 	Volume
-	// Name is the name that the orchestrator gave the volume. Claim is namespace/name of its claim in Kubernetes. Each is
-	// empty if it is not known.
-	Name  string `json:"name,omitempty"`
-	Claim string `json:"claim,omitempty"`
 	// Context is the volume context, with which the volume is registered.
 	Context map[string]string `json:"volumeContext,omitempty"`
 	// Deleted says that only snapshots of the volume exist.
@@ -35,17 +31,21 @@ type AdoptableVolume struct {
 // after their adoption.
 func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolume, error) {
 	ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataOfCluster, cluster)
+	asking, option, decodeDetails := askDetails(ctx)
 	volumes := map[string]*AdoptableVolume{}
-	for token, more := "", true; more; more = token != "" {
-		page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token})
+	for page, err := range c.volumePages(asking, option) {
+		if err != nil {
+			return nil, err
+		}
+		details, err := decodeDetails()
 		if err != nil {
 			return nil, err
 		}
 		for _, entry := range page.GetEntries() {
-			volume := toAdoptable(entry)
-			volumes[volume.ID] = &volume
+			volume := toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds())
+			volume.setDetails(details)
+			volumes[volume.ID] = &AdoptableVolume{Volume: volume, Context: entry.GetVolume().GetVolumeContext()}
 		}
-		token = page.GetNextToken()
 	}
 	snapshots, err := c.ListSnapshots(ctx, "")
 	if err != nil {
@@ -79,17 +79,6 @@ func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolu
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
 	})
 	return list, nil
-}
-
-func toAdoptable(entry *csi.ListVolumesResponse_Entry) AdoptableVolume {
-	volume := AdoptableVolume{
-		Volume:  toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()),
-		Context: entry.GetVolume().GetVolumeContext(),
-	}
-	volume.Name, volume.Claim = volume.Context[rpc.KeyVolumeName], volume.Context[rpc.KeyClaim]
-	delete(volume.Context, rpc.KeyVolumeName)
-	delete(volume.Context, rpc.KeyClaim)
-	return volume
 }
 
 // Adopt adopts volumes from a cluster that is gone, one after the other. It ends at the first error.

@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // Options holds the sockets of the plugin and the settings of a [Client].
@@ -131,6 +131,9 @@ var readOnlyCalls = map[string]bool{
 	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
 }
 
+// reconnectDelay is the time between two attempts to connect.
+const reconnectDelay = time.Second
+
 // connect makes a connection. Its interceptor turns failures into an [Error], and in a dry run records the calls that
 // would change something.
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
@@ -139,6 +142,8 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		if err != nil {
 			dialError.Store(&err)
+		} else {
+			dialError.Store(nil) // a later error is not that of an earlier attempt
 		}
 		return conn, err
 	}
@@ -162,8 +167,11 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 		}
 		return answerError(ctx, call, socket, service, answer)
 	}
+	// gRPC's own backoff grows to two minutes. A command with --wait would not see for so long that the plugin has started.
+	reconnect := backoff.Config{BaseDelay: reconnectDelay, Multiplier: 1, MaxDelay: reconnectDelay}
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithContextDialer(dial), grpc.WithAuthority("localhost"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(intercept))
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(intercept),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect}))
 	if err != nil {
 		return nil, err
 	}
@@ -174,14 +182,22 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 // unreachableError is the error of a socket that could not be reached.
 func unreachableError(socket, service string, reason error) error {
 	next := fmt.Sprintf("start the plugin, or name its socket with --%s-endpoint or --endpoint", service)
-	if errors.Is(reason, fs.ErrPermission) {
+	switch {
+	case errors.Is(reason, unix.EAGAIN):
+		return failed(codes.Unavailable, "the plugin at %s takes no connection now; repeat the command", socket)
+	case errors.Is(reason, fs.ErrPermission):
 		next = "run this as root, or as a member of the socket's group"
 	}
+	unreachable := reason
 	var op *net.OpError
 	if errors.As(reason, &op) {
 		reason = op.Err
 	}
-	return failed(codes.Unavailable, "no plugin answers at %s: %s: %s", socket, reason, next)
+	return &Error{
+		Code:        codes.Unavailable,
+		Text:        fmt.Sprintf("no plugin answers at %s: %s: %s", socket, reason, next),
+		unreachable: unreachable,
+	}
 }
 
 // answerError is the error of a call that the plugin answered with an error, or not in time.
@@ -240,31 +256,4 @@ func showProgress(out io.Writer, method string) (hide func()) {
 		}
 	}()
 	return func() { close(stop); <-stopped }
-}
-
-// thisNode returns the ID of this node, which its node plugin knows.
-func (c *Client) thisNode(ctx context.Context) (string, error) {
-	info, err := c.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	return info.GetNodeId(), err
-}
-
-// nodeOrThis returns the named node, or this node if none is named.
-func (c *Client) nodeOrThis(ctx context.Context, named string) (string, error) {
-	if named != "" {
-		return parseID("node", named)
-	}
-	node, err := c.thisNode(ctx)
-	if err != nil {
-		err = fmt.Errorf("%w; or name the node with --node", err)
-	}
-	return node, err
-}
-
-// parseID rejects a malformed ID. CSI allows a plugin to report success for an unknown ID, for example at a deletion.
-func parseID(kind, text string) (string, error) {
-	id, ok := diskname.ParseID(text)
-	if !ok {
-		return "", failed(codes.InvalidArgument, "%q is not a %s ID: it must be a UUID", text, kind)
-	}
-	return id, nil
 }

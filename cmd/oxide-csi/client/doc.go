@@ -11,5 +11,7 @@
 //
 //   - connection.go: the sockets, and the interceptor of every call
 //   - errors.go: the text and exit code of a failed call
+//   - names.go: volumes, snapshots and nodes by their names; details.go: what answers of CSI have no field for
 //   - volume.go, mount.go, snapshot.go: the life of volumes and snapshots
+//   - hostmounts.go: where volumes are mounted on this host; restarts.go, adopt.go: planned restarts, adoptions
 package client

@@ -7,6 +7,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"google.golang.org/grpc/codes"
 )
@@ -15,6 +16,8 @@ import (
 type Error struct {
 	Code codes.Code
 	Text string
+	// unreachable says why the plugin's socket could not be reached. It is nil if the plugin has answered.
+	unreachable error
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -26,13 +29,16 @@ func failed(code codes.Code, format string, args ...any) error {
 
 // Exit codes besides 0, which means that the requested state is reached, now or before.
 const (
-	exitFailed     = 1
-	exitUsage      = 2
+	exitFailed = 1
+	exitUsage  = 2
+	// exitNotReady means: repeat the command.
 	exitNotReady   = 3
 	exitNotFound   = 4
 	exitBlocked    = 5
 	exitFull       = 6
 	exitNotAllowed = 7
+	// exitUnreachable means that no plugin can be reached: the host is not set up.
+	exitUnreachable = 8
 )
 
 // exitCodes maps gRPC codes to exit codes. Any other code is 1. The table is permanent, because scripts rely on it.
@@ -53,10 +59,28 @@ var exitCodes = map[codes.Code]int{
 // ExitCode returns the exit code of a command that ended with err.
 func ExitCode(err error) int {
 	var failure *Error
-	if errors.As(err, &failure) && exitCodes[failure.Code] != 0 {
+	switch {
+	case !errors.As(err, &failure):
+		return exitFailed
+	case failure.unreachable != nil:
+		return exitUnreachable
+	case exitCodes[failure.Code] != 0:
 		return exitCodes[failure.Code]
 	}
 	return exitFailed
+}
+
+// IsWorthWaiting reports whether the same command can succeed later: the plugin, the rack or the node is not ready, or
+// the plugin has not started yet. A socket that this user may not use will not become usable.
+func IsWorthWaiting(err error) bool {
+	var failure *Error
+	if !errors.As(err, &failure) {
+		return false
+	}
+	if failure.unreachable != nil {
+		return !errors.Is(failure.unreachable, fs.ErrPermission)
+	}
+	return ExitCode(err) == exitNotReady
 }
 
 func isNotFound(err error) bool {

@@ -12,14 +12,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -28,6 +28,8 @@ type Mounted struct {
 	VolumeID    string `json:"volumeID"`
 	StagingPath string `json:"stagingPath"`
 	TargetPath  string `json:"targetPath"`
+	// NoController is why no controller answered at the mount. It is empty if one did.
+	NoController string `json:"noController,omitempty"`
 }
 
 // MountOptions are the options of [Client.Mount].
@@ -40,28 +42,68 @@ type MountOptions struct {
 	Context map[string]string
 	// Attachment is the result of [Client.Attach]. If it is nil, the client asks the controller.
 	Attachment *Attachment
+	// Attach says that the volume is attached to this node first.
+	Attach bool
+	// NeedsController says that the volume is not mounted while the controller is not ready.
+	NeedsController bool
 }
 
 // stagingMode lets only root reach a filesystem through its staging path.
 const stagingMode = 0o700
 
-// Mount stages a volume that is attached to this node, and publishes it at the target. It does not attach the volume.
+// Mount stages a volume that is attached to this node, and publishes it at the target. If it fails, it unstages a volume
+// that it has staged. If the controller is not ready, and this node has mounted the volume before and has its disk, it
+// mounts the filesystem that the plugin made there then.
 func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
-	id, err := c.volumeID(ctx, text)
+	if err := checkParent(opts.Target); err != nil {
+		return Mounted{TargetPath: opts.Target}, err
+	}
+	attachment, err := c.attachmentToMount(ctx, text, opts)
+	noController := ""
+	if IsWorthWaiting(err) && !opts.NeedsController {
+		if earlier, ok := c.keptAttachment(ctx, text); ok {
+			attachment, noController, err = earlier, err.Error(), nil
+			ctx = onlyOwnFilesystem(ctx)
+		}
+	}
 	if err != nil {
 		return Mounted{}, err
 	}
-	mounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: opts.Target}
-	if err := checkParent(opts.Target); err != nil {
-		return mounted, err
+	mounted, err := c.mountAttached(ctx, attachment, opts)
+	switch {
+	case noController != "" && err != nil:
+		// Whatever the node says, the controller may know more once it answers.
+		return mounted, failed(codes.Unavailable, "%s; and without the controller: %s", noController, err)
+	case noController != "":
+		mounted.NoController = noController
+	case err == nil && opts.Capability.GetMount() != nil && !c.opts.DryRun:
+		if err := c.keep(text, attachment); err != nil {
+			return mounted, fmt.Errorf("the volume is mounted, but cannot be mounted later without a controller: %w", err)
+		}
 	}
-	attachment, err := c.attachment(ctx, id, opts.Attachment)
+	return mounted, err
+}
+
+// attachmentToMount returns the attachment to this node of the volume with this ID or name.
+func (c *Client) attachmentToMount(ctx context.Context, text string, opts MountOptions) (Attachment, error) {
+	if opts.Attach {
+		return c.Attach(ctx, text, "")
+	}
+	id, err := c.volumeID(ctx, text)
 	if err != nil {
-		return mounted, err
+		return Attachment{}, err
 	}
-	volumeContext := map[string]string{}
-	maps.Copy(volumeContext, attachment.VolumeContext)
-	maps.Copy(volumeContext, opts.Context)
+	return c.attachment(ctx, id, opts.Attachment)
+}
+
+// mountAttached mounts a volume, or leaves it as it was.
+func (c *Client) mountAttached(
+	ctx context.Context,
+	attachment Attachment,
+	opts MountOptions,
+) (mounted Mounted, err error) {
+	id := attachment.VolumeID
+	mounted = Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: opts.Target}
 	if !c.opts.DryRun {
 		if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
 			return mounted, fmt.Errorf(
@@ -70,22 +112,62 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 			)
 		}
 	}
-	if _, err = c.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: id, PublishContext: attachment.PublishContext, StagingTargetPath: mounted.StagingPath,
-		VolumeCapability: opts.Capability, VolumeContext: volumeContext,
-	}); err != nil {
+	stagedBefore, err := c.isStaged(id)
+	if err != nil {
 		return mounted, err
 	}
-	_, err = c.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId:          id,
+	err = c.stageAndPublish(ctx, mounted, attachment, opts)
+	if err != nil && !stagedBefore {
+		err = c.undoStage(ctx, id, err)
+	}
+	return mounted, err
+}
+
+func (c *Client) stageAndPublish(ctx context.Context, m Mounted, attachment Attachment, opts MountOptions) error {
+	volumeContext := map[string]string{}
+	maps.Copy(volumeContext, attachment.VolumeContext)
+	maps.Copy(volumeContext, opts.Context)
+	if _, err := c.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: m.VolumeID, PublishContext: attachment.PublishContext, StagingTargetPath: m.StagingPath,
+		VolumeCapability: opts.Capability, VolumeContext: volumeContext,
+	}); err != nil {
+		return err
+	}
+	_, err := c.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId:          m.VolumeID,
 		PublishContext:    attachment.PublishContext,
-		StagingTargetPath: mounted.StagingPath,
-		TargetPath:        opts.Target,
+		StagingTargetPath: m.StagingPath,
+		TargetPath:        m.TargetPath,
 		VolumeCapability:  opts.Capability,
 		Readonly:          opts.ReadOnly,
 		VolumeContext:     volumeContext,
 	})
-	return mounted, err
+	return err
+}
+
+// isStaged reports whether anything is mounted at the volume's staging path.
+func (c *Client) isStaged(id string) (bool, error) {
+	table, err := mount.ReadTable()
+	staging := c.resolvedStagingPath(id)
+	return slices.ContainsFunc(table, func(entry mount.Entry) bool { return isAt(entry, staging) }), err
+}
+
+// undoTimeout bounds the unstage after a failed mount, which may have failed because --timeout was up.
+const undoTimeout = 30 * time.Second
+
+// undoStage unstages a volume that a failed mount has staged. The plugin refuses that if another command has published
+// the volume at another target meanwhile.
+func (c *Client) undoStage(ctx context.Context, id string, failure error) error {
+	staged, err := c.isStaged(id)
+	if staged {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		err = c.unstage(ctx, id)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the volume stays staged: %v", failure, err)
+	}
+	return failure
 }
 
 // stagingPath returns the staging path of a volume.
@@ -153,7 +235,7 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 // Unmount unpublishes a volume from the target and unstages the volume. With keepStaged it does not unstage the volume,
 // which other targets use.
 func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bool) (Mounted, error) {
-	id, err := c.volumeID(ctx, text)
+	id, err := c.mountedVolumeID(ctx, text)
 	if err != nil {
 		return Mounted{}, err
 	}
@@ -163,6 +245,15 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 		return unmounted, err
 	}
 	return unmounted, c.unstage(ctx, id)
+}
+
+// mountedVolumeID returns the ID of a volume from its ID or its name. It asks the controller only for a name under which
+// this node has mounted nothing: at a shutdown the rack may be out of reach.
+func (c *Client) mountedVolumeID(ctx context.Context, text string) (string, error) {
+	if found, err := c.listKept(text); err == nil && len(found) == 1 {
+		return found[0].Attachment.VolumeID, nil
+	}
+	return c.volumeID(ctx, text)
 }
 
 // unstage unstages a volume and removes its staging path. In CSI the caller creates this path and removes it.
@@ -180,8 +271,7 @@ func (c *Client) unstage(ctx context.Context, id string) error {
 	return nil
 }
 
-// checkNotMounted returns an error if the disk is mounted on this node outside of its staging path. It reads the mount
-// table itself, because the plugin knows only the given staging path and the mounts that it made since its start.
+// checkNotMounted returns an error if the disk is mounted on this node outside of its staging path.
 func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	got, err := c.getVolume(ctx, id)
 	if isNotFound(err) {
@@ -190,34 +280,18 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	serial := diskname.Serial(got.GetVolume().GetVolumeContext()[rpc.KeyDiskName])
-	disks, err := device.Roots{Sys: c.opts.SysRoot}.Disks()
+	mounts, err := c.readHostMounts()
 	if err != nil {
 		return err
 	}
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
-	}
-	staging := c.stagingPath(id)
-	if resolved, err := mount.Resolve(staging); err == nil { // otherwise the path does not exist
-		staging = resolved
-	}
-	for _, disk := range disks {
-		if disk.Serial != serial {
-			continue
-		}
-		for _, entry := range table.OfDevice(disk.Number) {
-			if entry.Path != staging && filepath.Dir(entry.Path) != staging {
-				return failed(
-					codes.FailedPrecondition,
-					"volume %s is mounted at %s and is not detached: unmount it with \"oxide-csi volume unmount\" "+
-						"and the same --staging-dir as at the mount",
-					id,
-					entry.Path,
-				)
-			}
-		}
+	for _, target := range mounts.targets(got.GetVolume().GetVolumeContext()[rpc.KeyDiskName], c.resolvedStagingPath(id)) {
+		return failed(
+			codes.FailedPrecondition,
+			"volume %s is mounted at %s and is not detached: unmount it with \"oxide-csi volume unmount\" "+
+				"and the same --staging-dir as at the mount",
+			id,
+			target,
+		)
 	}
 	return nil
 }

@@ -7,12 +7,10 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -20,7 +18,8 @@ import (
 
 // Restart is the state of a node's planned restart, as the called controller knows it.
 type Restart struct {
-	NodeID string `json:"nodeID"`
+	NodeID   string `json:"nodeID"`
+	NodeName string `json:"nodeName,omitempty"`
 	// Reason is one word: why the restart has not started, or that it is in progress. It is empty if none is planned.
 	Reason restart.Reason `json:"reason,omitempty"`
 	// Message is the text of Reason for people.
@@ -42,24 +41,14 @@ type PendingAttach struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// requestRestarts makes a controller add its planned restarts to the header of an answer: the caller makes its call
-// with the returned context and option, and then calls decode.
+// requestRestarts is [ask] for planned restarts. They are nil if the controller does not plan restarts.
 func requestRestarts(
 	ctx context.Context,
-) (withRequest context.Context, option grpc.CallOption, decode func() ([]restart.Restart, error)) {
-	var header metadata.MD
-	withRequest = metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskRestarts, "yes")
-	return withRequest, grpc.Header(&header), func() ([]restart.Restart, error) {
-		values := header.Get(rpc.MetadataRestarts)
-		if len(values) == 0 {
-			return nil, nil // the controller plans no restarts
-		}
-		restarts := []restart.Restart{}
-		if err := json.Unmarshal([]byte(values[0]), &restarts); err != nil {
-			return nil, fmt.Errorf(
-				"the controller's list of planned restarts is malformed; use oxide-csi in the controller's version: %w", err)
-		}
-		return restarts, nil
+) (asking context.Context, option grpc.CallOption, decode func() ([]restart.Restart, error)) {
+	asking, option, answer := ask[[]restart.Restart](ctx, rpc.MetadataAskRestarts, rpc.MetadataRestarts)
+	return asking, option, func() ([]restart.Restart, error) {
+		restarts, _, err := answer() // a controller that plans no restarts does not answer
+		return restarts, err
 	}
 }
 
@@ -92,7 +81,9 @@ type VolumeList struct {
 	Volumes []Volume
 	// Restarts are the planned restarts that the controller knows. Nil means that it does not plan restarts.
 	Restarts []restart.Restart
+	// NodeNames maps the IDs of all nodes to their names.
+	NodeNames map[string]string
 }
 
-// MarshalJSON leaves out Restarts, because each volume contains its own.
+// MarshalJSON leaves out Restarts and NodeNames, because each volume contains its own.
 func (l VolumeList) MarshalJSON() ([]byte, error) { return json.Marshal(l.Volumes) }

@@ -6,15 +6,16 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -22,17 +23,28 @@ import (
 
 // Volume is a volume as the plugin describes it.
 type Volume struct {
-	ID        string `json:"volumeID"`
-	DiskName  string `json:"diskName,omitempty"`
-	SizeBytes int64  `json:"sizeBytes"`
+	ID string `json:"volumeID"`
+	// Name is the name with which the volume was created, in the cluster with the ID Cluster. Cluster is empty for the
+	// controller's own cluster. Claim is namespace/name of the volume's claim in Kubernetes. Each is empty if it is not
+	// known.
+	Name    string `json:"name,omitempty"`
+	Cluster string `json:"cluster,omitempty"`
+	Claim   string `json:"claim,omitempty"`
+	// Created is by the rack's clock. It is zero if it is not known.
+	Created   time.Time `json:"created,omitzero"`
+	DiskName  string    `json:"diskName,omitempty"`
+	SizeBytes int64     `json:"sizeBytes"`
 	// BlockSize is in bytes.
 	BlockSize int64  `json:"blockSize,omitempty"`
 	Rack      string `json:"rack,omitempty"`
 	// The source of the volume. At most one is set.
 	SourceVolumeID   string `json:"sourceVolumeID,omitempty"`
 	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
-	// NodeID is the node that the volume is attached to.
-	NodeID string `json:"nodeID,omitempty"`
+	// NodeID is the node that the volume is attached to. NodeName is the name of its instance.
+	NodeID   string `json:"nodeID,omitempty"`
+	NodeName string `json:"nodeName,omitempty"`
+	// Mounts are the paths at which the volume is mounted on this host; see [Client.SetMounts].
+	Mounts []string `json:"mounts,omitempty"`
 	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after
 	// the volume was detached. Both are nil in attach mode hot.
 	WaitsFor *PendingAttach `json:"waitsFor,omitempty"`
@@ -67,6 +79,26 @@ func toVolume(v *csi.Volume, nodes []string) Volume {
 	return volume
 }
 
+// setDetails sets the fields that a controller's [rpc.Details] have.
+func (v *Volume) setDetails(details map[string]rpc.Details) {
+	d := details[v.ID]
+	v.Name, v.Cluster, v.Claim, v.Created = d.Name, d.Cluster, d.Claim, d.Created
+}
+
+// setNodeNames sets the names of the nodes that the volume's fields have by ID.
+func (v *Volume) setNodeNames(names map[string]string) {
+	v.NodeName = names[v.NodeID]
+	if v.WaitsFor != nil {
+		v.WaitsFor.NodeName = names[v.WaitsFor.NodeID]
+	}
+	if v.StillOn != nil {
+		v.StillOn.NodeName = names[v.StillOn.NodeID]
+	}
+}
+
+// UsableName returns the name by which the commands find the volume, or "" if only its ID does.
+func (v Volume) UsableName() string { return usableName(v.Name, v.Cluster) }
+
 func rackOf(topologies []*csi.Topology) string {
 	if len(topologies) == 0 {
 		return ""
@@ -89,7 +121,7 @@ type CreateVolumeOptions struct {
 	Name string
 	// SizeBytes is 0 for the size of the source volume or snapshot.
 	SizeBytes int64
-	// FromVolume is an ID or a name, FromSnapshot an ID; at most one is set.
+	// FromVolume and FromSnapshot are an ID or a name each; at most one is set.
 	FromVolume, FromSnapshot string
 	// Rack is empty for any rack.
 	Rack       string
@@ -124,7 +156,7 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topology}
 	}
 	if opts.FromSnapshot != "" {
-		id, err := parseID("snapshot", opts.FromSnapshot)
+		id, err := c.snapshotID(ctx, opts.FromSnapshot)
 		if err != nil {
 			return Volume{}, err
 		}
@@ -150,7 +182,9 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 	if err != nil {
 		return Volume{}, err
 	}
-	return toVolume(created.GetVolume(), nil), nil
+	volume := toVolume(created.GetVolume(), nil)
+	volume.Name = opts.Name
+	return volume, nil
 }
 
 // checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its
@@ -160,7 +194,7 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 	if topology := req.GetAccessibilityRequirements().GetRequisite(); len(topology) > 0 {
 		query.AccessibleTopology = topology[0]
 	}
-	capacity, err := c.controller.GetCapacity(ctx, query)
+	capacity, err := c.controller.GetCapacity(metadata.AppendToOutgoingContext(ctx, rpc.MetadataCheckCreate, "yes"), query)
 	if err != nil {
 		return err
 	}
@@ -186,22 +220,19 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 // pageEntries keeps an answer far below gRPC's limit for a message.
 const pageEntries = 500
 
-// volumes returns all volumes that the plugin lists. options apply to each page.
-func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.Seq2[Volume, error] {
-	return func(yield func(Volume, error) bool) {
+// volumePages returns the pages of the plugin's list of volumes. options apply to each page.
+func (c *Client) volumePages(
+	ctx context.Context,
+	options ...grpc.CallOption,
+) iter.Seq2[*csi.ListVolumesResponse, error] {
+	return func(yield func(*csi.ListVolumesResponse, error) bool) {
 		for token, more := "", true; more; more = token != "" {
 			page, err := c.controller.ListVolumes(
 				ctx,
 				&csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token},
 				options...)
-			if err != nil {
-				yield(Volume{}, err)
+			if !yield(page, err) || err != nil {
 				return
-			}
-			for _, entry := range page.GetEntries() {
-				if !yield(toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds()), nil) {
-					return
-				}
 			}
 			token = page.GetNextToken()
 		}
@@ -212,79 +243,38 @@ func (c *Client) volumes(ctx context.Context, options ...grpc.CallOption) iter.S
 // attached to an instance of the project.
 func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
 	list := VolumeList{Volumes: []Volume{}}
-	withRequest, option, restarts := requestRestarts(ctx)
-	for volume, err := range c.volumes(withRequest, option) {
+	asking, restarts, decodeRestarts := requestRestarts(ctx)
+	asking, details, decodeDetails := askDetails(asking)
+	asking, nodes, decodeNodes := askNodeNames(asking)
+	for page, err := range c.volumePages(asking, restarts, details, nodes) {
 		if err != nil {
 			return VolumeList{}, err
 		}
-		if all || volume.MadeByPlugin() {
-			list.Volumes = append(list.Volumes, volume)
+		if list.NodeNames == nil { // of the first page
+			if list.NodeNames, err = decodeNodes(); err != nil {
+				return VolumeList{}, err
+			}
 		}
-	}
-	var err error
-	if list.Restarts, err = restarts(); err != nil {
-		return VolumeList{}, err
+		if list.Restarts, err = decodeRestarts(); err != nil {
+			return VolumeList{}, err
+		}
+		details, err := decodeDetails()
+		if err != nil {
+			return VolumeList{}, err
+		}
+		for _, entry := range page.GetEntries() {
+			volume := toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds())
+			if all || volume.MadeByPlugin() {
+				volume.setDetails(details)
+				list.Volumes = append(list.Volumes, volume)
+			}
+		}
 	}
 	for i := range list.Volumes {
 		list.Volumes[i].setRestarts(list.Restarts)
+		list.Volumes[i].setNodeNames(list.NodeNames)
 	}
 	return list, nil
-}
-
-// volumeID returns the ID of a volume from its ID or its name.
-func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
-	if id, ok := diskname.ParseID(text); ok {
-		return id, nil
-	}
-	cluster, err := c.cluster(ctx)
-	if err != nil {
-		return "", fmt.Errorf("%q is not a volume ID, and looking it up as a name failed: %w", text, err)
-	}
-	disk := diskname.ForVolume(cluster, text)
-	var found []string
-	for volume, err := range c.volumes(ctx) {
-		if err != nil {
-			return "", err
-		}
-		if volume.DiskName == disk {
-			found = append(found, volume.ID)
-		}
-	}
-	switch len(found) {
-	case 0:
-		return "", failed(
-			codes.NotFound,
-			"cluster %q has no volume named %q: check the name, or use the volume's ID",
-			cluster,
-			text,
-		)
-	case 1:
-		return found[0], nil
-	}
-	return "", failed(
-		codes.FailedPrecondition,
-		"several racks have a volume named %q of cluster %q: use its ID, one of %s",
-		text,
-		cluster,
-		strings.Join(found, ", "),
-	)
-}
-
-// cluster returns the controller's cluster ID, which the names of disks are made from.
-func (c *Client) cluster(ctx context.Context) (string, error) {
-	info, err := c.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if err != nil {
-		return "", err
-	}
-	cluster := info.GetManifest()[rpc.ManifestClusterID]
-	if cluster == "" {
-		return "", failed(
-			codes.Unimplemented,
-			"the plugin at %s has no cluster ID, so it is no controller: set --controller-endpoint, or use the volume's ID",
-			c.opts.Controller,
-		)
-	}
-	return cluster, nil
 }
 
 // getVolume returns a volume and its status, which contains the node that the volume is attached to.
@@ -302,12 +292,22 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	withRequest, option, decodeRestarts := requestRestarts(ctx)
-	got, err := c.getVolume(withRequest, id, option)
+	asking, restartsOption, decodeRestarts := requestRestarts(ctx)
+	asking, detailsOption, decodeDetails := askDetails(asking)
+	asking, nodesOption, decodeNodes := askNodeNames(asking)
+	got, err := c.getVolume(asking, id, restartsOption, detailsOption, nodesOption)
 	if err != nil {
 		return Volume{}, err
 	}
 	restarts, err := decodeRestarts()
+	if err != nil {
+		return Volume{}, err
+	}
+	details, err := decodeDetails()
+	if err != nil {
+		return Volume{}, err
+	}
+	nodes, err := decodeNodes()
 	if err != nil {
 		return Volume{}, err
 	}
@@ -316,7 +316,9 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 		return Volume{}, err
 	}
 	volume := toVolume(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
+	volume.setDetails(details)
 	volume.setRestarts(restarts)
+	volume.setNodeNames(nodes)
 	for _, problem := range health.GetVolumeHealth().GetHealthStatuses() {
 		volume.Health = append(
 			volume.Health,
@@ -326,19 +328,33 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	return volume, nil
 }
 
-// DeleteVolume deletes a volume. It succeeds if no volume has this ID. It fails if no volume has this name, because the
-// name may be wrong.
-func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err error) {
-	if id, err = c.volumeID(ctx, text); err != nil {
-		return "", err
+// Deleted is the result of a deletion.
+type Deleted struct {
+	// ID is empty if no volume or snapshot has the given name. Missing then says so.
+	ID      string
+	Missing string
+}
+
+// DeleteVolume deletes a volume. It succeeds if no volume has this ID or this name, as a repeated deletion does.
+func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error) {
+	found, err := c.findVolumes(ctx, text)
+	if err != nil {
+		return Deleted{}, err
+	}
+	if len(found.ids) == 0 {
+		return Deleted{Missing: found.missing()}, nil
+	}
+	id, err := found.id()
+	if err != nil {
+		return Deleted{}, err
 	}
 	if c.opts.DryRun {
 		got, err := c.getVolume(ctx, id)
 		if err != nil && !isNotFound(err) {
-			return "", err
+			return Deleted{}, err
 		}
 		for _, node := range got.GetStatus().GetPublishedNodeIds() {
-			return "", failed(
+			return Deleted{}, failed(
 				codes.FailedPrecondition,
 				"volume %s is attached to node %s and is not deleted: detach the volume first",
 				id,
@@ -346,8 +362,10 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (id string, err 
 			)
 		}
 	}
-	_, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	return id, err
+	if _, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		return Deleted{}, err
+	}
+	return Deleted{ID: id}, c.forget(id)
 }
 
 // Attachment is a volume attached to a node, with all values that the node needs.
@@ -358,13 +376,13 @@ type Attachment struct {
 	PublishContext map[string]string `json:"publishContext"`
 }
 
-// Attach attaches a volume to a node, or to this node if none is named.
+// Attach attaches a volume to a node with this ID or name, or to this node if none is named.
 func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
 		return Attachment{}, err
 	}
-	if node, err = c.nodeOrThis(ctx, node); err != nil {
+	if node, err = c.nodeID(ctx, id, node); err != nil {
 		return Attachment{}, err
 	}
 	got, err := c.getVolume(ctx, id)
@@ -390,7 +408,7 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 	}, err
 }
 
-// Detach detaches a volume from a node, or from this node if none is named. On this node it unstages the volume first,
+// Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it unstages the volume first,
 // and fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there. A
 // volume that is attached to a third node is an error.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
@@ -399,7 +417,7 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		return Attachment{}, err
 	}
 	detached := Attachment{VolumeID: id}
-	if detached.NodeID, err = c.nodeOrThis(ctx, node); err != nil {
+	if detached.NodeID, err = c.nodeID(ctx, id, node); err != nil {
 		return detached, err
 	}
 	if node == "" {
@@ -409,14 +427,31 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		if err := c.unstage(ctx, id); err != nil {
 			return detached, err
 		}
+		if err := c.forget(id); err != nil {
+			return detached, err
+		}
 	}
 	if err := c.checkHolder(ctx, detached, unmounted || node == ""); err != nil {
 		return detached, err
 	}
+	if unmounted || node == "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataDetachNow, "yes")
+	}
+	var answer metadata.MD
 	_, err = c.controller.ControllerUnpublishVolume(
 		ctx,
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: detached.NodeID},
+		grpc.Header(&answer),
 	)
+	if err == nil && len(answer.Get(rpc.MetadataDeferred)) > 0 {
+		err = failed(
+			codes.FailedPrecondition,
+			"volume %s is unpublished from node %s, and its disk stays attached for the controller's --detach-grace, because it "+
+				"may still be mounted there: repeat with --unmounted if it is not",
+			id,
+			detached.NodeID,
+		)
+	}
 	return detached, err
 }
 

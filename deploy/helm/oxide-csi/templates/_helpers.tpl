@@ -1,11 +1,33 @@
 {{/* Labels of every object. */}}
 {{- define "oxide-csi.labels" -}}
 app.kubernetes.io/name: oxide-csi-driver
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{/* The plugin's image: {repository, root}. */}}
+{{/* Labels of pods: {component, of, root}. No version: a new version of the chart alone replaces no pod. */}}
+{{- define "oxide-csi.podLabels" -}}
+app: oxide-csi-{{ .component }}
+app.kubernetes.io/name: oxide-csi-driver
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .of.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The plugin's image: {repository, digest, root}. */}}
 {{- define "oxide-csi.image" -}}
+{{- if .digest -}}
+image: {{ printf "%s@%s" .repository .digest }}
+{{- else -}}
 image: {{ printf "%s:%s" .repository (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+{{- end }}
 {{- with .root.Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
@@ -44,7 +66,7 @@ capabilities:
 {{- end }}
 
 {{/* Liveness checks only that the process answers. A restart would neither repair a rack nor find the instance. */}}
-{{- define "oxide-csi.probes" -}}
+{{- define "oxide-csi.liveness" -}}
 livenessProbe:
   httpGet:
     path: /livez
@@ -52,12 +74,6 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 10
   failureThreshold: 20
-readinessProbe:
-  httpGet:
-    path: /readyz
-    port: http
-  periodSeconds: 10
-  timeoutSeconds: 5
 {{- end }}
 
 {{/* The files that automountServiceAccountToken would mount into every container. The argument is their mode. */}}
@@ -156,7 +172,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The common part of the controller's sidecars: {port, number, root}. */}}
+{{/* The common part of the controller's sidecars: {port, number, of}. */}}
 {{- define "oxide-csi.sidecar" -}}
 ports:
   - name: {{ .port }}
@@ -169,7 +185,7 @@ livenessProbe:
   timeoutSeconds: 10
   failureThreshold: 3
 resources:
-  {{- toYaml .root.Values.sidecars.resources | nindent 2 }}
+  {{- toYaml .of.resources | nindent 2 }}
 securityContext:
   {{- include "oxide-csi.confined" . | nindent 2 }}
 volumeMounts:

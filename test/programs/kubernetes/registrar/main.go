@@ -3,7 +3,8 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Command registrar registers a CSI plugin with the kubelet. It stands in for node-driver-registrar, which is not in
-// the Go module proxy: it has the same flags as in the manifests, and does what the kubelet needs.
+// the Go module proxy: it has the same flags as in the manifests, does what the kubelet needs, and removes its socket on
+// SIGTERM (node-driver-registrar v2.16.0, cmd/csi-node-driver-registrar/node_register.go).
 package main
 
 import (
@@ -12,7 +13,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -52,6 +55,12 @@ func run(socket, forKubelet string) error {
 	}
 	server := grpc.NewServer()
 	registration.RegisterRegistrationServer(server, plugin{name: info.GetName(), endpoint: forKubelet})
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	go func() {
+		<-signals
+		server.Stop() // it closes the listener, which removes the socket
+	}()
 	return server.Serve(listener)
 }
 

@@ -1,23 +1,49 @@
 # The node plugin: it finds, formats and mounts disks on each client of a rack. It has no token of the rack.
 #
-# It is privileged and uses volumes, which the clients must allow. It runs on every client whose metadata names the
-# rack:
+# It runs as root on every client whose metadata names the rack:
 #
 #   client { meta { "oxide.rack" = "default" } }
+#
+# With docker it is privileged and uses volumes, which the clients must allow:
+#
 #   plugin "docker" { config { allow_privileged = true  volumes { enabled = true } } }
 #
 # The instance ID comes from the firmware, the rack from the client's metadata. With ACLs the job's identity needs the
 # policy policies/node.policy.hcl to read the metadata.
 
+variable "driver" {
+  type        = string
+  default     = "raw_exec"
+  description = "raw_exec, which runs the program at command; or docker, which runs image"
+
+  validation {
+    condition     = contains(["raw_exec", "docker"], var.driver)
+    error_message = "The driver must be raw_exec or docker."
+  }
+}
+
 variable "image" {
   type        = string
-  description = "the plugin's image: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
+  default     = null
+  description = "the image, required by docker: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
+}
+
+variable "command" {
+  type        = string
+  default     = "/usr/local/bin/oxide-csi"
+  description = "path of the program on each client; not used by docker"
+}
+
+variable "data_dir" {
+  type        = string
+  default     = "/opt/nomad/data"
+  description = "data_dir of the clients; with raw_exec, if it is wrong, the plugin gets paths that do not exist"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "existing folder of each client for the plugin's state, which must survive restarts"
+  description = "folder for the plugin's state, which must survive restarts; with docker, the same path in the container"
 }
 
 variable "max_disks" {
@@ -38,7 +64,14 @@ variable "http_address" {
   description = "address to serve /livez, /readyz and /metrics on"
 }
 
+variable "namespace" {
+  type        = string
+  default     = "oxide-csi"
+  description = "a namespace for the plugin's jobs alone: whoever may submit jobs in it can read the rack's token"
+}
+
 job "oxide-csi-node" {
+  namespace   = var.namespace
   type        = "system"
   datacenters = ["*"]
   priority    = 90
@@ -105,27 +138,38 @@ job "oxide-csi-node" {
     }
 
     task "plugin" {
-      driver       = "docker"
+      driver       = var.driver
       user         = "root"
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
+      # The task has one of these two blocks.
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [] : [1]
+
+        content {
+          command = var.command
+        }
+      }
+
       # Disks are attached and detached while it runs. Nomad itself mounts the host's /dev.
-      config {
-        image        = var.image
-        network_mode = "host"
-        # Before a disk is detached, the plugin looks in /proc for programs that still have it open: the host's too.
-        pid_mode        = "host"
-        privileged      = true
-        readonly_rootfs = true
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [1] : []
 
-        # A planned restart powers the guest off through this socket.
-        volumes = var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : []
+        content {
+          # Without an image, coalesce fails and the job is not submitted.
+          image        = coalesce(var.image)
+          network_mode = "host"
+          # Before a disk is detached, the plugin looks in /proc for programs that still have it open: the host's too.
+          pid_mode        = "host"
+          privileged      = true
+          readonly_rootfs = true
 
-        mount {
-          type   = "bind"
-          source = var.state_dir
-          target = "/var/lib/oxide-csi"
+          # A planned restart powers the guest off through D-Bus.
+          volumes = concat(
+            ["${var.state_dir}:${var.state_dir}"],
+            var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
+          )
         }
       }
 
@@ -139,6 +183,7 @@ job "oxide-csi-node" {
         OXIDE_CSI_MODE          = "node"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
         OXIDE_CSI_ATTACH_MODE   = var.attach_mode
+        OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
         # A soft memory limit for Go's garbage collector. The rest of the task's memory is for mkfs and fsck.
@@ -147,10 +192,11 @@ job "oxide-csi-node" {
 
       # The plugin is unhealthy until it knows its instance. A restart would not help.
       csi_plugin {
-        id             = "oxide"
-        type           = "node"
-        mount_dir      = "/csi"
-        health_timeout = "10m"
+        id                     = "oxide"
+        type                   = "node"
+        mount_dir              = "/csi"
+        stage_publish_base_dir = "${var.data_dir}/client/csi/node/oxide"
+        health_timeout         = "10m"
       }
 
       resources {

@@ -1,8 +1,8 @@
 # Controller and node plugin in one process, for a Nomad with a single machine. Elsewhere use the jobs controller and
 # node: this job would put the rack's token on every client.
 #
-# The rack's token is a Nomad variable at nomad/jobs/oxide-csi: see token.nv.hcl. The job runs as root (raw_exec) on
-# clients whose metadata names the rack, see node.nomad.hcl.
+# The rack's token is a Nomad variable at nomad/jobs/oxide-csi: docs/how-to/nomad.md says how to put it there. The job runs
+# as root on clients whose metadata names the rack: node.nomad.hcl says what the client's configuration needs for that.
 
 variable "oxide_host" {
   type        = string
@@ -19,22 +19,39 @@ variable "cluster_id" {
   description = "distinguishes the volumes of this Nomad from all others in the project; must never change: 1 to 63 of a-z, 0-9 and '-'"
 }
 
+variable "driver" {
+  type        = string
+  default     = "raw_exec"
+  description = "raw_exec, which runs the program at command; or docker, which runs image"
+
+  validation {
+    condition     = contains(["raw_exec", "docker"], var.driver)
+    error_message = "The driver must be raw_exec or docker."
+  }
+}
+
+variable "image" {
+  type        = string
+  default     = null
+  description = "the image, required by docker: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
+}
+
 variable "command" {
   type        = string
   default     = "/usr/local/bin/oxide-csi"
-  description = "the program"
+  description = "path of the program on the client; not used by docker"
 }
 
 variable "data_dir" {
   type        = string
   default     = "/opt/nomad/data"
-  description = "data_dir of the client; if it is wrong, the plugin gets paths that do not exist"
+  description = "data_dir of the client; with raw_exec, if it is wrong, the plugin gets paths that do not exist"
 }
 
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "folder for the plugin's state, which must survive restarts"
+  description = "folder for the plugin's state, which must survive restarts; with docker, the same path in the container"
 }
 
 variable "max_disks" {
@@ -52,7 +69,7 @@ variable "attach_mode" {
 variable "detach_grace" {
   type        = string
   default     = ""
-  description = "how long a detach from a running instance is refused, because Nomad requests it before the node has unmounted if the node's plugin is down; 60s if empty"
+  description = "how long a disk stays attached to a running instance after its volume was unpublished, because Nomad requests the detach before the node has unmounted if the node's plugin is down; 60s if empty"
 }
 
 variable "http_address" {
@@ -61,7 +78,14 @@ variable "http_address" {
   description = "address to serve /livez, /readyz and /metrics on"
 }
 
+variable "namespace" {
+  type        = string
+  default     = "oxide-csi"
+  description = "a namespace for the plugin's jobs alone: whoever may submit jobs in it can read the rack's token"
+}
+
 job "oxide-csi" {
+  namespace   = var.namespace
   datacenters = ["*"]
   priority    = 90
 
@@ -117,13 +141,40 @@ job "oxide-csi" {
     }
 
     task "plugin" {
-      driver       = "raw_exec"
+      driver       = var.driver
       user         = "root"
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
-      config {
-        command = var.command
+      # The task has one of these two blocks.
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [] : [1]
+
+        content {
+          command = var.command
+        }
+      }
+
+      # Disks are attached and detached while it runs. Nomad itself mounts the host's /dev.
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [1] : []
+
+        content {
+          # Without an image, coalesce fails and the job is not submitted.
+          image        = coalesce(var.image)
+          network_mode = "host"
+          # Before a disk is detached, the plugin looks in /proc for programs that still have it open: the host's too.
+          pid_mode        = "host"
+          privileged      = true
+          readonly_rootfs = true
+
+          # The node's image has no certificates, so the plugin uses the client's. A planned restart powers the guest off
+          # through D-Bus.
+          volumes = concat(
+            ["/etc/ssl/certs:/etc/ssl/certs:ro", "${var.state_dir}:${var.state_dir}"],
+            var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
+          )
+        }
       }
 
       # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the client's metadata.

@@ -2,7 +2,8 @@
 # controllers, so nothing would be in order between them (docs/explanation/two-controllers.md). Nomad runs it elsewhere
 # when its client is lost.
 #
-# The rack's token is a Nomad variable at nomad/jobs/<name of this job>. Only this job can read it: see token.nv.hcl.
+# The rack's token is a Nomad variable at nomad/jobs/<name of this job>. This job can read it, and so can whoever submits
+# jobs in its namespace. docs/how-to/nomad.md says how to put it there.
 
 variable "oxide_host" {
   type        = string
@@ -25,16 +26,27 @@ variable "rack" {
   description = "the rack's name, which must never change: the value of oxide.rack in the metadata of its clients"
 }
 
-variable "command" {
-  type        = string
-  default     = "/usr/local/bin/oxide-csi"
-  description = "path of the program in the task's view"
-}
-
 variable "driver" {
   type        = string
   default     = "raw_exec"
-  description = "raw_exec; or exec, if the client's chroot_env has the program and the system's certificates"
+  description = "raw_exec, which runs the program at command; exec, if the client's chroot_env has the program and the system's certificates; or docker, which runs controller_image"
+
+  validation {
+    condition     = contains(["raw_exec", "exec", "docker"], var.driver)
+    error_message = "The driver must be raw_exec, exec or docker."
+  }
+}
+
+variable "controller_image" {
+  type        = string
+  default     = null
+  description = "the controller's image, required by docker: oxidecomputer/oxide-csi-controller:<version>, or its name in your registry"
+}
+
+variable "command" {
+  type        = string
+  default     = "/usr/local/bin/oxide-csi"
+  description = "path of the program in the task's view; not used by docker"
 }
 
 variable "controllers" {
@@ -58,7 +70,7 @@ variable "attach_mode" {
 variable "detach_grace" {
   type        = string
   default     = ""
-  description = "how long a detach from a running instance is refused, because Nomad requests it before the node has unmounted if the node's plugin is down; 60s if empty"
+  description = "how long a disk stays attached to a running instance after its volume was unpublished, because Nomad requests the detach before the node has unmounted if the node's plugin is down; 60s if empty"
 }
 
 variable "http_address" {
@@ -67,7 +79,14 @@ variable "http_address" {
   description = "address to serve /livez, /readyz and /metrics on"
 }
 
+variable "namespace" {
+  type        = string
+  default     = "oxide-csi"
+  description = "a namespace for the plugin's jobs alone: whoever may submit jobs in it can read the rack's token"
+}
+
 job "oxide-csi-controller" {
+  namespace   = var.namespace
   datacenters = ["*"]
   priority    = 90
 
@@ -147,8 +166,28 @@ job "oxide-csi-controller" {
       kill_timeout = "30s"
       kill_signal  = "SIGTERM"
 
-      config {
-        command = var.command
+      # With docker root, because the socket and the token belong to root, but without capabilities.
+      user = var.driver == "docker" ? "root" : ""
+
+      # The task has one of these two blocks.
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [] : [1]
+
+        content {
+          command = var.command
+        }
+      }
+
+      dynamic "config" {
+        for_each = var.driver == "docker" ? [1] : []
+
+        content {
+          # Without an image, coalesce fails and the job is not submitted.
+          image           = coalesce(var.controller_image)
+          network_mode    = "host"
+          cap_drop        = ["all"]
+          readonly_rootfs = true
+        }
       }
 
       # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for requesting planned restarts from nodes. Without a policy they grant

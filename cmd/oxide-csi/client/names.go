@@ -1,0 +1,191 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// named holds the IDs of the volumes or snapshots with a name. A name is valid in one cluster. On each rack at most one
+// volume has it.
+type named struct {
+	kind, name, cluster string
+	ids                 []string
+}
+
+// missing is the text for a name that nothing has.
+func (n named) missing() string {
+	return fmt.Sprintf("cluster %q has no %s named %q", n.cluster, n.kind, n.name)
+}
+
+// id returns the only ID.
+func (n named) id() (string, error) {
+	switch len(n.ids) {
+	case 0:
+		return "", failed(codes.NotFound, "%s: check the name, or use the %s's ID", n.missing(), n.kind)
+	case 1:
+		return n.ids[0], nil
+	}
+	return "", failed(
+		codes.FailedPrecondition,
+		"several racks have a %s named %q of cluster %q: use its ID, one of %s",
+		n.kind,
+		n.name,
+		n.cluster,
+		strings.Join(n.ids, ", "),
+	)
+}
+
+// find finds volumes or snapshots by an ID, which need not exist, or by a name. list returns those with the name.
+func (c *Client) find(
+	ctx context.Context,
+	kind, text string,
+	list func(ctx context.Context, cluster string) ([]string, error),
+) (named, error) {
+	if id, ok := diskname.ParseID(text); ok {
+		return named{ids: []string{id}}, nil
+	}
+	cluster, err := c.cluster(ctx)
+	if err != nil {
+		return named{}, fmt.Errorf("%q is not a %s ID, and looking it up as a name failed: %w", text, kind, err)
+	}
+	ids, err := list(ctx, cluster)
+	return named{kind: kind, name: text, cluster: cluster, ids: ids}, err
+}
+
+// cluster returns the controller's cluster ID, which the names of disks are made from.
+func (c *Client) cluster(ctx context.Context) (string, error) {
+	info, err := c.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return "", err
+	}
+	cluster := info.GetManifest()[rpc.ManifestClusterID]
+	if cluster == "" {
+		return "", failed(
+			codes.Unimplemented,
+			"the plugin at %s has no cluster ID, so it is no controller: set --controller-endpoint, or use an ID",
+			c.opts.Controller,
+		)
+	}
+	return cluster, nil
+}
+
+// findVolumes finds the volumes with a name by the name of their disk, which is made from it.
+func (c *Client) findVolumes(ctx context.Context, text string) (named, error) {
+	return c.find(ctx, "volume", text, func(ctx context.Context, cluster string) (ids []string, err error) {
+		disk := diskname.ForVolume(cluster, text)
+		for page, err := range c.volumePages(ctx) {
+			if err != nil {
+				return nil, err
+			}
+			for _, entry := range page.GetEntries() {
+				if entry.GetVolume().GetVolumeContext()[rpc.KeyDiskName] == disk {
+					ids = append(ids, entry.GetVolume().GetVolumeId())
+				}
+			}
+		}
+		return ids, nil
+	})
+}
+
+// volumeID returns the ID of a volume from its ID or its name.
+func (c *Client) volumeID(ctx context.Context, text string) (string, error) {
+	found, err := c.findVolumes(ctx, text)
+	if err != nil {
+		return "", err
+	}
+	return found.id()
+}
+
+// findSnapshots finds the snapshots with a name by their name on the rack, which is made from it.
+func (c *Client) findSnapshots(ctx context.Context, text string) (named, error) {
+	return c.find(ctx, "snapshot", text, func(ctx context.Context, cluster string) (ids []string, err error) {
+		snapshots, err := c.ListSnapshots(ctx, "")
+		for _, snapshot := range snapshots {
+			if snapshot.RackName == diskname.ForSnapshot(cluster, text) {
+				ids = append(ids, snapshot.ID)
+			}
+		}
+		return ids, err
+	})
+}
+
+// snapshotID returns the ID of a snapshot from its ID or its name.
+func (c *Client) snapshotID(ctx context.Context, text string) (string, error) {
+	found, err := c.findSnapshots(ctx, text)
+	if err != nil {
+		return "", err
+	}
+	return found.id()
+}
+
+// thisNode returns the ID of this node, which its node plugin knows.
+func (c *Client) thisNode(ctx context.Context) (string, error) {
+	info, err := c.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	return info.GetNodeId(), err
+}
+
+// usableName returns a name of this cluster, unless it has the form of an ID and so would be taken for one.
+func usableName(name, cluster string) string {
+	if _, isID := diskname.ParseID(name); isID || cluster != "" {
+		return ""
+	}
+	return name
+}
+
+// nodeID returns the ID of a node from its ID or the name of its instance, or the ID of this node if none is given. It
+// asks for names together with the volume, which need not exist.
+func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, error) {
+	if text == "" {
+		node, err := c.thisNode(ctx)
+		if err != nil {
+			err = fmt.Errorf("%w; or name the node with --node", err)
+		}
+		return node, err
+	}
+	if id, ok := diskname.ParseID(text); ok {
+		return id, nil
+	}
+	asking, option, decode := askNodeNames(ctx)
+	if _, err := c.getVolume(asking, volumeID, option); err != nil && !isNotFound(err) {
+		return "", err
+	}
+	names, err := decode()
+	if err != nil {
+		return "", err
+	}
+	var found []string
+	for id, name := range names {
+		if name == text {
+			found = append(found, id)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", failed(
+			codes.NotFound,
+			"no instance in the controller's projects is named %q: check the name, or use the instance's ID",
+			text,
+		)
+	case 1:
+		return found[0], nil
+	}
+	slices.Sort(found)
+	return "", failed(
+		codes.FailedPrecondition,
+		"several racks have an instance named %q: use its ID, one of %s",
+		text,
+		strings.Join(found, ", "),
+	)
+}

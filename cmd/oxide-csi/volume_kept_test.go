@@ -1,0 +1,95 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// A volume whose disk is still attached is mounted and unmounted while no controller answers, if the disk is provably the
+// one that was mounted before.
+func TestMountWithoutController(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	data := filepath.Join(h.dir, "data")
+	without := func(t *testing.T, args ...string) result {
+		t.Helper()
+		must(t, h.controller.Stop())
+		got := h.run(t, args...)
+		h.controller = startPlugin(
+			t,
+			simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: h.args},
+		)
+		return got
+	}
+	mounts := func(t *testing.T) {
+		t.Helper()
+		if got := without(t, "volume", "mount", "db", data); got.code != 0 ||
+			!strings.Contains(got.stdout, "the controller was not needed") {
+			t.Fatalf("%+v", got)
+		}
+		if text, err := os.ReadFile(filepath.Join(data, "file")); err != nil || string(text) != "precious" {
+			t.Errorf("the file contains %q, %v", text, err)
+		}
+		if got := without(t, "volume", "unmount", "db", data); got.code != 0 {
+			t.Fatalf("%+v", got)
+		}
+	}
+	refused := func(t *testing.T, why string) {
+		t.Helper()
+		if got := without(t, "volume", "mount", "db", data); got.code == 0 || !strings.Contains(got.stderr, why) {
+			t.Errorf("%+v, want a failure with %q", got, why)
+			without(t, "volume", "unmount", "db", data)
+		}
+	}
+
+	id := h.ok(t, "volume", "create", "db", "--size=1GiB")
+	refused(t, "no plugin answers")
+	h.ok(t, "volume", "mount", "db", data, "--attach")
+	must(t, os.WriteFile(filepath.Join(data, "file"), []byte("precious"), 0o600))
+	if got := without(t, "volume", "unmount", "db", data); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	mounts(t)
+
+	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.
+	elsewhere := "--staging-dir=" + filepath.Join(h.dir, "elsewhere")
+	source := h.ok(t, "volume", "create", "source", "--size=1GiB")
+	h.ok(t, "volume", "attach", source)
+	h.ok(t, "volume", "mount", source, data, elsewhere)
+	h.ok(t, "volume", "unmount", source, data, elsewhere)
+	h.ok(t, "volume", "detach", source, elsewhere)
+	snapshot := h.ok(t, "snapshot", "create", "monday", "--volume="+source)
+	again := func(t *testing.T, args ...string) {
+		t.Helper()
+		h.ok(t, "volume", "detach", "db", elsewhere)
+		h.ok(t, "volume", "delete", id, elsewhere)
+		refused(t, "no plugin answers") // the disk is not there
+		id = h.ok(t, append([]string{"volume", "create", "db"}, args...)...)
+		h.ok(t, "volume", "attach", "db")
+	}
+	again(t, "--size=1GiB")
+	refused(t, "nothing known") // the disk is blank, and stays so
+	h.ok(t, "volume", "mount", "db", data, elsewhere)
+	h.ok(t, "volume", "unmount", "db", data, elsewhere)
+	refused(t, "does not show that the disk is this volume's")
+	again(t, "--from-snapshot="+snapshot)
+	h.ok(t, "volume", "mount", "db", data)
+	h.ok(t, "volume", "unmount", "db", data)
+	refused(t, "does not show that the disk is this volume's") // it has the filesystem of its source
+
+	h.ok(t, "volume", "detach", "db")
+	h.ok(t, "volume", "delete", id)
+	h.ok(t, "volume", "delete", source)
+	h.ok(t, "snapshot", "delete", snapshot)
+	if kept, err := filepath.Glob(filepath.Join(h.dir, "staging", "*.json")); err != nil || len(kept) > 0 {
+		t.Errorf("kept after the deletion: %v, %v", kept, err)
+	}
+}

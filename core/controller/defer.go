@@ -1,0 +1,196 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	grpcmetadata "google.golang.org/grpc/metadata"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// detachWait is how long ControllerPublishVolume waits for the detach from another instance. Nomad sends one such RPC at
+// a time for all volumes of a cluster.
+const detachWait = 5 * time.Second
+
+// claimPoll is the time between two looks at a disk that another process is detaching.
+const claimPoll = 250 * time.Millisecond
+
+// newDetachers returns a detacher for each rack.
+func (c *Service) newDetachers(grace time.Duration) map[*rack.Client]*detach.Detacher {
+	detachers := map[*rack.Client]*detach.Detacher{}
+	for _, client := range c.racks.all {
+		detachers[client] = detach.New(client, detach.Options{
+			Cluster: c.cluster,
+			Grace:   grace,
+			Restarting: func(records []rack.Record) func(string) bool {
+				return restart.Restarting(records, c.cluster)
+			},
+			Log: c.log.With("rack", client.Name()),
+		})
+	}
+	return detachers
+}
+
+// DetachLater carries out the deferred detaches of one rack until ctx ends. Without a grace period it returns at once.
+func (c *Service) DetachLater(ctx context.Context, client *rack.Client) {
+	c.detachers[client].Run(ctx)
+}
+
+// defersDetaches reports whether a disk may be attached although its volume is not published.
+func (c rackController) defersDetaches() bool { return c.engine != nil || c.detacher.Timed() }
+
+// deferredDetaches returns the instances of the disks whose detach is deferred, by disk.
+func (c rackController) deferredDetaches(ctx context.Context) (map[string]string, error) {
+	if !c.defersDetaches() {
+		return nil, nil
+	}
+	set, err := c.detacher.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the volumes whose detach is deferred: %w", err)
+	}
+	return set.Instances(), nil
+}
+
+// takeBack ends the deferred detach of a volume that is published.
+func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
+	if !c.detacher.Timed() {
+		// A controller in attach mode restart, of before or of the same rolling update, may have deferred the detach, and a
+		// later one would carry it out.
+		return detach.Erase(ctx, c.rack, disk.ID)
+	}
+	err := c.detacher.TakeBack(ctx, disk.ID)
+	if errors.Is(err, detach.ErrClaimed) {
+		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+			"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))
+	}
+	return err
+}
+
+// deferDetach defers the detach of a disk from an instance with a guest. While the node plugin is down for a moment, an
+// orchestrator can request the detach although the filesystem is still mounted. It returns false if the disk can be
+// detached now.
+func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (deferred bool, err error) {
+	if !c.detacher.Timed() || requestedNow(ctx) {
+		return false, nil
+	}
+	instance, err := c.rack.Instance(ctx, disk.InstanceID)
+	if errors.Is(err, rack.ErrNotFound) {
+		return false, nil // resolveDetach finds out
+	}
+	if err != nil || detach.WithoutGuest(instance) {
+		return false, err
+	}
+	if c.engine != nil {
+		err = c.engine.DeferDetach(ctx, disk.ID, disk.InstanceID)
+	} else {
+		err = c.detacher.Defer(ctx, disk.ID, disk.InstanceID)
+	}
+	if err != nil {
+		return false, err
+	}
+	c.log.Info("the detach is deferred by --detach-grace", "volume_id", disk.ID, "node_id", disk.InstanceID)
+	// The header is for the command oxide-csi volume detach. There is no caller to send it to in some tests.
+	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, "yes"))
+	return true, nil
+}
+
+// requestedNow reports whether a person wants the disk to be detached at once.
+func requestedNow(ctx context.Context) bool {
+	sent, _ := grpcmetadata.FromIncomingContext(ctx)
+	return len(sent.Get(rpc.MetadataDetachNow)) > 0
+}
+
+// detachElsewhere carries out the deferred detach of a disk from another instance, if there is one and its grace period
+// ends within [detachWait]. It does not wait for an instance without a guest. It returns the disk as it is then. The
+// error of a rack that detaches disks only from stopped instances is [rack.ErrNotStopped].
+func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	if !c.detacher.Timed() {
+		return disk, nil
+	}
+	set, err := c.detacher.List(ctx)
+	if err != nil {
+		return disk, err
+	}
+	deferred, ok := set.Of(disk.ID, disk.InstanceID)
+	if !ok {
+		return disk, nil
+	}
+	left, err := c.timeLeft(ctx, &deferred)
+	if err != nil {
+		return disk, err
+	}
+	deadline := time.Now().Add(min(detachWait, rpc.WaitBudget(ctx)))
+	if left > time.Until(deadline) {
+		return disk, c.waitsForDetachError(disk, deferred, "then publish it again")
+	}
+	for wait := left; ; wait = claimPoll {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return disk, ctx.Err()
+		}
+		err := c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
+		switch {
+		case err == nil, errors.Is(err, detach.ErrNotDeferred):
+			return c.rack.Disk(ctx, disk.ID)
+		case !errors.Is(err, detach.ErrClaimed):
+			return disk, err
+		case time.Until(deadline) < claimPoll:
+			return disk, rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+				"disk %q (%s) is just being detached from instance %s: retry", disk.Name, disk.ID, disk.InstanceID))
+		}
+	}
+}
+
+// timeLeft returns the rest of the grace period of a deferred detach, for a disk that another node needs. The grace period
+// of an untimed deferred detach starts now. An instance without a guest needs none.
+func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred) (time.Duration, error) {
+	instance, err := c.rack.Instance(ctx, deferred.Instance)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return 0, c.confirmNotFound(ctx)
+	case err != nil:
+		return 0, err
+	case detach.WithoutGuest(instance):
+		return 0, nil
+	}
+	if *deferred, err = c.detacher.StartClock(ctx, *deferred); err != nil {
+		return 0, err
+	}
+	return c.detacher.Left(*deferred), nil
+}
+
+// waitsForDetachError is the error for a disk whose detach is deferred. next is what the caller does after the detach.
+func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Deferred, next string) error {
+	var when string
+	switch {
+	case !c.detacher.Timed():
+		when = "it is detached with the instance's next planned restart, or when you stop the instance"
+	case deferred.Untimed:
+		when = "it is detached when another node needs it, when the instance is stopped, or by \"oxide-csi volume detach\""
+	case c.detacher.Left(deferred) == 0:
+		when = "it is detached as soon as the rack allows it, at the latest when you stop the instance"
+	default:
+		when = fmt.Sprintf("it is detached in %s (--detach-grace)", c.detacher.Left(deferred).Round(time.Second))
+	}
+	return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+		"disk %q (%s) is unpublished and still attached to instance %s: %s, %s",
+		disk.Name,
+		disk.ID,
+		deferred.Instance,
+		when,
+		next,
+	))
+}

@@ -1,0 +1,435 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+)
+
+const (
+	// grace is the time from the unpublish to the detach.
+	grace = time.Minute
+	// within is the time from the end of a grace period to the detach, at most.
+	within = 35 * time.Second
+)
+
+// deferring is a controller that defers detaches, on a rack in a synctest bubble with the instances node-a and node-b.
+type deferring struct {
+	*bubbleRig
+	service *controller.Service
+	// stop ends what the controller does beside the RPCs.
+	stop  func()
+	nodes [2]string
+}
+
+// inDeferring runs a test in a bubble.
+func inDeferring(t *testing.T, test func(t *testing.T, d *deferring), change ...func(*simrack.Options)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		two := func(o *simrack.Options) { o.Instances = []string{"node-a", "node-b"} }
+		d := &deferring{bubbleRig: newBubbleRig(t, append(change, two)...)}
+		d.nodes = [2]string{d.Node(t, "node-a"), d.Node(t, "node-b")}
+		d.start(t)
+		test(t, d)
+		d.stop()
+	})
+}
+
+// start starts a controller, which replaces the one before.
+func (d *deferring) start(t *testing.T) {
+	t.Helper()
+	if d.stop != nil {
+		d.stop()
+	}
+	d.service = d.startController(t, controller.Options{DetachGrace: grace})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	client := d.client
+	running.Go(func() { d.service.DetachLater(ctx, client) })
+	d.stop = sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
+}
+
+func (d *deferring) create(t *testing.T, name string) (volumeID string) {
+	t.Helper()
+	created, err := d.service.CreateVolume(t.Context(), coretest.CreateRequest(name))
+	coretest.Must(t, err)
+	return created.GetVolume().GetVolumeId()
+}
+
+func (d *deferring) publish(t *testing.T, id, node string) error {
+	t.Helper()
+	_, err := d.service.ControllerPublishVolume(
+		t.Context(),
+		&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: coretest.MountWriter()},
+	)
+	return err
+}
+
+// unpublish unpublishes a volume twice, as Nomad does.
+func (d *deferring) unpublish(t *testing.T, id, node string) {
+	t.Helper()
+	for range 2 {
+		_, err := d.service.ControllerUnpublishVolume(
+			t.Context(),
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node},
+		)
+		coretest.Must(t, err)
+	}
+}
+
+func (d *deferring) wantHolder(t *testing.T, id, want string) {
+	t.Helper()
+	if got := d.Holder(t, id); got != want {
+		t.Errorf("after %s the disk is attached to %q, want %q", time.Since(bubbleStart), got, want)
+	}
+}
+
+// bubbleStart is when the clock of a bubble starts.
+var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// wantRejected checks the code and the text of an error of a service that is called without gRPC.
+func wantRejected(t *testing.T, err error, code codes.Code, mentions string) {
+	t.Helper()
+	var coded *rpc.Error
+	if !errors.As(err, &coded) || coded.Code() != code || !strings.Contains(err.Error(), mentions) {
+		t.Errorf("got %v, want %s that mentions %q", err, code, mentions)
+	}
+}
+
+func (d *deferring) publishedOn(t *testing.T, id string) []string {
+	t.Helper()
+	list, err := d.service.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	coretest.Must(t, err)
+	got, err := d.service.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	coretest.Must(t, err)
+	for _, entry := range list.GetEntries() {
+		if entry.GetVolume().GetVolumeId() == id {
+			nodes := entry.GetStatus().GetPublishedNodeIds()
+			if !slices.Equal(nodes, got.GetStatus().GetPublishedNodeIds()) {
+				t.Errorf("the list says %v, the volume %v", nodes, got.GetStatus().GetPublishedNodeIds())
+			}
+			return nodes
+		}
+	}
+	t.Fatalf("volume %s is not in the list", id)
+	return nil
+}
+
+// runState sets the run state of an instance.
+func (d *deferring) runState(t *testing.T, node, state string) {
+	t.Helper()
+	coretest.Must(t, d.control(http.MethodPatch, "/v0/instances/"+node, map[string]string{"run_state": state}))
+}
+
+// An unpublish succeeds at once, and the disk is detached when the grace period is over. Until then the volume is shown
+// as not published.
+func TestDetachIsDeferred(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		if got := d.publishedOn(t, id); len(got) > 0 {
+			t.Errorf("the unpublished volume is shown on %v", got)
+		}
+		time.Sleep(grace - time.Second)
+		d.wantHolder(t, id, d.nodes[0])
+		time.Sleep(within)
+		d.wantHolder(t, id, "")
+	})
+}
+
+// A controller that ends leaves the detach to another one, which counts the grace period from its own start.
+func TestDetachIsDeferredToAnotherController(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		d.stop()
+		time.Sleep(time.Hour)
+		d.wantHolder(t, id, d.nodes[0])
+		d.start(t)
+		time.Sleep(grace - time.Second)
+		d.wantHolder(t, id, d.nodes[0])
+		time.Sleep(within)
+		d.wantHolder(t, id, "")
+	})
+}
+
+// A volume that returns to its node is published at once, and its disk stays attached.
+func TestReturningVolumeStaysAttached(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		for range 3 {
+			d.unpublish(t, id, d.nodes[0])
+			time.Sleep(grace / 2)
+			coretest.Must(t, d.publish(t, id, d.nodes[0]))
+			if got := d.publishedOn(t, id); !slices.Equal(got, []string{d.nodes[0]}) {
+				t.Errorf("the published volume is shown on %v", got)
+			}
+		}
+		time.Sleep(time.Hour)
+		d.wantHolder(t, id, d.nodes[0])
+	})
+}
+
+// Nomad repeats the unpublish of an old allocation. Within ten minutes after the volume was published again, it detaches
+// nothing under the new one, whichever controller receives it.
+func TestLateUnpublishDetachesNothing(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		for _, detached := range []bool{false, true} {
+			t.Run(fmt.Sprintf("other controller %t, detached in between %t", other, detached), func(t *testing.T) {
+				inDeferring(t, func(t *testing.T, d *deferring) {
+					id := d.create(t, "v")
+					coretest.Must(t, d.publish(t, id, d.nodes[0]))
+					d.unpublish(t, id, d.nodes[0])
+					if detached {
+						time.Sleep(grace + within)
+						d.wantHolder(t, id, "")
+					}
+					coretest.Must(t, d.publish(t, id, d.nodes[0]))
+					if other {
+						d.start(t)
+					}
+					time.Sleep(8 * time.Minute)
+					d.unpublish(t, id, d.nodes[0])
+					for range 60 {
+						time.Sleep(time.Minute)
+						d.wantHolder(t, id, d.nodes[0])
+					}
+					// Only another node's publish ends the attachment, after a whole grace period.
+					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "in 1m0s (--detach-grace)")
+					time.Sleep(grace - time.Second)
+					d.wantHolder(t, id, d.nodes[0])
+					time.Sleep(within)
+					d.wantHolder(t, id, "")
+					coretest.Must(t, d.publish(t, id, d.nodes[1]))
+				})
+			})
+		}
+	}
+}
+
+// A volume whose unpublish came too early after a return is unpublished again later: that counts.
+func TestLaterUnpublishIsTrusted(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		for range 2 {
+			d.unpublish(t, id, d.nodes[0])
+			coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		}
+		d.unpublish(t, id, d.nodes[0]) // perhaps an old one
+		time.Sleep(11 * time.Minute)
+		d.wantHolder(t, id, d.nodes[0])
+		d.unpublish(t, id, d.nodes[0])
+		time.Sleep(grace + within)
+		d.wantHolder(t, id, "")
+	})
+}
+
+// After ten minutes nothing is remembered of a volume that was published again.
+func TestReturnIsForgotten(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		time.Sleep(10*time.Minute + within)
+		records, err := d.client.Records(t.Context())
+		if err != nil || len(records) > 0 {
+			t.Errorf("records %v, %v", records, err)
+		}
+		d.unpublish(t, id, d.nodes[0])
+		time.Sleep(grace + within)
+		d.wantHolder(t, id, "")
+	})
+}
+
+// A publish on another node is refused with the time that is left, and succeeds when the grace period is over. At most 5
+// s are spent in an RPC.
+func TestPublishElsewhereWaitsForTheGracePeriod(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "unpublish the volume from that node first")
+		d.unpublish(t, id, d.nodes[0])
+		time.Sleep(20 * time.Second)
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "in 40s (--detach-grace)")
+		time.Sleep(36 * time.Second)
+		began := time.Now()
+		coretest.Must(t, d.publish(t, id, d.nodes[1]))
+		if took := time.Since(began); took < 3*time.Second || took > 5*time.Second {
+			t.Errorf("the publish took %s", took)
+		}
+		d.wantHolder(t, id, d.nodes[1])
+		d.unpublish(t, id, d.nodes[0]) // an old request
+		time.Sleep(time.Hour)
+		d.wantHolder(t, id, d.nodes[1])
+	})
+}
+
+// An instance without a guest holds up no publish elsewhere, and its disks are detached soon.
+func TestStoppedInstanceHoldsNothingUp(t *testing.T) {
+	for _, state := range []string{"stopped", "failed"} {
+		t.Run(state, func(t *testing.T) {
+			inDeferring(t, func(t *testing.T, d *deferring) {
+				id, other := d.create(t, "v"), d.create(t, "other")
+				for _, volume := range []string{id, other} {
+					coretest.Must(t, d.publish(t, volume, d.nodes[0]))
+					d.unpublish(t, volume, d.nodes[0])
+				}
+				d.runState(t, d.nodes[0], state)
+				began := time.Now()
+				coretest.Must(t, d.publish(t, id, d.nodes[1]))
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("the publish took %s", took)
+				}
+				time.Sleep(within)
+				d.wantHolder(t, other, "")
+			})
+		})
+	}
+}
+
+// A slot whose disk is detached soon is worth waiting for.
+func TestFullInstanceWithADeferredDetach(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		var volumes []string
+		for i := range 8 {
+			volumes = append(volumes, d.create(t, fmt.Sprint("v", i)))
+		}
+		for _, id := range volumes[:7] { // the eighth disk is the boot disk
+			coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		}
+		wantRejected(t, d.publish(t, volumes[7], d.nodes[0]), codes.ResourceExhausted, "--max-disks is 8")
+		d.unpublish(t, volumes[3], d.nodes[0])
+		wantRejected(t, d.publish(t, volumes[7], d.nodes[0]), codes.FailedPrecondition, "in 1m0s (--detach-grace)")
+		time.Sleep(grace + within)
+		coretest.Must(t, d.publish(t, volumes[7], d.nodes[0]))
+	})
+}
+
+// A deletion never detaches. It says when the volume can be deleted.
+func TestDeleteWaitsForTheDeferredDetach(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		_, err := d.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		wantRejected(t, err, codes.FailedPrecondition, "in 1m0s (--detach-grace)")
+		d.wantHolder(t, id, d.nodes[0])
+		time.Sleep(grace + within)
+		_, err = d.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		coretest.Must(t, err)
+		records, err := d.client.Records(t.Context())
+		if err != nil || len(records) > 0 {
+			t.Errorf("records %v, %v", records, err)
+		}
+	})
+}
+
+// A person who asks for the detach gets it at once.
+func TestDetachNow(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpc.MetadataDetachNow, "yes"))
+		_, err := d.service.ControllerUnpublishVolume(
+			ctx,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: d.nodes[0]},
+		)
+		coretest.Must(t, err)
+		d.wantHolder(t, id, "")
+		coretest.Must(t, d.publish(t, id, d.nodes[1]))
+		time.Sleep(time.Hour)
+		d.wantHolder(t, id, d.nodes[1])
+	})
+}
+
+// On a rack without hot-plug the disk stays attached until the instance stops. A publish elsewhere says so.
+func TestDeferredDetachWithoutHotplug(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		d.runState(t, d.nodes[0], "stopped")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.runState(t, d.nodes[0], "running")
+		d.unpublish(t, id, d.nodes[0])
+		time.Sleep(time.Hour)
+		d.wantHolder(t, id, d.nodes[0])
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "only while the instance is stopped")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		d.runState(t, d.nodes[0], "stopped")
+		time.Sleep(within)
+		d.wantHolder(t, id, "")
+	}, func(o *simrack.Options) { o.Hotplug = false })
+}
+
+// A process that claimed a detach and ended holds a volume up for some minutes, and not for good.
+func TestAbandonedClaimExpires(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		_, err := d.client.CreateRecord(
+			t.Context(),
+			"csi-detaching-"+id,
+			fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"ended"}`, coretest.Cluster, id),
+		)
+		coretest.Must(t, err)
+		d.unpublish(t, id, d.nodes[0])
+		time.Sleep(time.Minute)
+		wantRejected(t, d.publish(t, id, d.nodes[0]), codes.FailedPrecondition, "retry")
+		time.Sleep(2 * time.Minute)
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.wantHolder(t, id, d.nodes[0])
+	})
+}
+
+// A publish that meets the end of a detach attaches the disk again.
+func TestPublishSeesAFinishedDetach(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		var id string
+		var armed atomic.Bool // the controller's background tasks send requests too
+		d.before = func(req *http.Request) {
+			if strings.HasSuffix(req.URL.Path, "/anti-affinity-groups") && armed.CompareAndSwap(true, false) {
+				_, err := d.SDK.InstanceDiskDetach(req.Context(), oxide.InstanceDiskDetachParams{
+					Instance: oxide.NameOrId(d.nodes[0]), Body: &oxide.DiskPath{Disk: oxide.NameOrId(id)},
+				})
+				coretest.Must(t, err)
+			}
+		}
+		d.start(t)
+		id = d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		armed.Store(true)
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.wantHolder(t, id, d.nodes[0])
+	})
+}

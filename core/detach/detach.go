@@ -1,0 +1,360 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package detach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Rack is the part of [rack.Client] that a [Detacher] uses.
+type Rack interface {
+	Disk(ctx context.Context, id string) (rack.Disk, error)
+	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
+	Instance(ctx context.Context, id string) (rack.Instance, error)
+	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	ConfirmProject(ctx context.Context) error
+
+	Records(ctx context.Context) ([]rack.Record, error)
+	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
+	UpdateRecord(ctx context.Context, id, text string) error
+	DeleteRecord(ctx context.Context, id string) error
+}
+
+var (
+	// ErrClaimed says that a process is detaching the disk now.
+	ErrClaimed = errors.New("the disk is being detached")
+	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process
+	// has detached the disk.
+	ErrNotDeferred = errors.New("the detach is not deferred any more")
+	// errUnanswered says that the rack may have detached the disk, or may still do so.
+	errUnanswered = errors.New("the detach has no answer yet")
+)
+
+const (
+	// repetitionTime is how long a deferred detach that is over is remembered. Nomad repeats the unpublish of an old
+	// allocation when that allocation's client comes back, and when it collects the allocation's claim (each 5 minutes).
+	repetitionTime = 10 * time.Minute
+	// detachTime limits the steps up to the request to detach. core/rack waits up to 30 s more for the rack's answer.
+	detachTime = 30 * time.Second
+	// claimLifetime is how long a claim counts that nobody has removed. It is longer than its holder can take.
+	claimLifetime = 2 * time.Minute
+)
+
+// Options configure a [Detacher].
+type Options struct {
+	// Cluster distinguishes clusters that share a project.
+	Cluster string
+	// Grace is the time from the deferral to the detach. 0 means that no deferred detach has a time of its own, and that
+	// those that are over are not remembered.
+	Grace time.Duration
+	// Restarting returns a function that reports whether a planned restart of an instance is under way. Its argument are
+	// all records of the rack. Nil means that restarts are not planned.
+	Restarting func([]rack.Record) func(instanceID string) bool
+	Log        *slog.Logger
+}
+
+// Detacher keeps the deferred detaches of one rack and carries them out. It is safe for concurrent use.
+type Detacher struct {
+	rack   Rack
+	opts   Options
+	holder string
+	// wake ends the wait between two looks at the records.
+	wake chan struct{}
+
+	mu sync.Mutex
+	// seen is since when the records have their text, by record ID.
+	seen map[string]seenText
+	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
+	refused map[string]time.Time
+}
+
+// seenText is the text of a record, and when this process first saw it.
+type seenText struct {
+	text  string
+	since time.Time
+}
+
+// New returns a detacher. It carries nothing out by itself until [Detacher.Run].
+func New(r Rack, opts Options) *Detacher {
+	return &Detacher{
+		rack:    r,
+		opts:    opts,
+		holder:  uuid.NewString(),
+		wake:    make(chan struct{}, 1),
+		seen:    map[string]seenText{},
+		refused: map[string]time.Time{},
+	}
+}
+
+// List lists the records of this cluster.
+func (d *Detacher) List(ctx context.Context) (Set, error) {
+	records, err := d.rack.Records(ctx)
+	if err != nil {
+		return Set{}, err
+	}
+	return Parse(records, d.opts.Cluster), nil
+}
+
+// Defer records that a volume was unpublished from an instance to which its disk is attached. If that may be an old
+// request again, the deferred detach is untimed: see the package's documentation.
+func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
+	return d.put(ctx, diskID, instanceID, func(old Deferred) (Deferred, bool) {
+		switch {
+		case old.Over:
+			old.Over, old.Untimed = false, true
+			return old, true
+		case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
+			old.Untimed = false // so long after the volume was published again, this is a new request
+			return old, true
+		}
+		return old, false
+	})
+}
+
+// DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
+// takes the deferred detach back.
+func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID string) error {
+	return d.put(ctx, diskID, instanceID, func(old Deferred) (Deferred, bool) {
+		changed := old.Over || old.Untimed
+		old.Over, old.Untimed = false, false
+		return old, changed
+	})
+}
+
+// put creates a deferred detach. If there is one for this instance already, the function returns what it becomes, and
+// whether that is a change.
+func (d *Detacher) put(
+	ctx context.Context,
+	diskID, instanceID string,
+	change func(old Deferred) (Deferred, bool),
+) error {
+	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Instance: instanceID}
+	for range 3 {
+		record, err := d.rack.CreateRecord(ctx, deferredPrefix+diskID, rack.RecordText(wanted))
+		if err == nil {
+			d.sinceSeen(record.ID, record.Text)
+			d.wakeUp()
+			return nil
+		}
+		if !errors.Is(err, rack.ErrAlreadyExists) {
+			return err
+		}
+		set, err := d.List(ctx)
+		if err != nil {
+			return err
+		}
+		old, ok := set.records[diskID]
+		if !ok {
+			continue // it was just deleted, or belongs to another cluster
+		}
+		if old.Instance != instanceID {
+			// The record is left from an earlier attachment to another instance.
+			if err := d.delete(ctx, old.recordID); err != nil {
+				return err
+			}
+			continue
+		}
+		now, changed := change(old)
+		if !changed {
+			return nil
+		}
+		if updated, err := d.update(ctx, old, now); updated || err != nil {
+			d.wakeUp()
+			return err
+		}
+	}
+	return fmt.Errorf(
+		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses disk %s: %w",
+		deferredPrefix+diskID,
+		diskID,
+		rack.ErrConflict,
+	)
+}
+
+// TakeBack ends the deferred detach of a disk, for a volume that is published. After it no process detaches the disk.
+// [ErrClaimed] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
+// detached it.
+func (d *Detacher) TakeBack(ctx context.Context, diskID string) error {
+	set, err := d.List(ctx)
+	if err != nil {
+		return err
+	}
+	if deferred, ok := set.records[diskID]; ok && !deferred.Over {
+		if err := d.End(ctx, deferred); err != nil {
+			return err
+		}
+		if set, err = d.List(ctx); err != nil {
+			return err
+		}
+	}
+	if set.Claimed(diskID) {
+		return fmt.Errorf("disk %s: %w", diskID, ErrClaimed)
+	}
+	return nil
+}
+
+// End ends a deferred detach.
+func (d *Detacher) End(ctx context.Context, deferred Deferred) error {
+	if d.opts.Grace == 0 {
+		return d.delete(ctx, deferred.recordID)
+	}
+	over := deferred
+	over.Over, over.Untimed = true, false
+	_, err := d.update(ctx, deferred, over)
+	return err
+}
+
+// StartClock starts the grace period of an untimed deferred detach, and returns the deferred detach as it is then.
+func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred, error) {
+	if !deferred.Untimed {
+		return deferred, nil
+	}
+	timed := deferred
+	timed.Untimed = false
+	updated, err := d.update(ctx, deferred, timed)
+	if err == nil && !updated {
+		err = fmt.Errorf("disk %s: %w", deferred.Disk, ErrNotDeferred)
+	}
+	timed.text = rack.RecordText(timed)
+	return timed, err
+}
+
+// Forget deletes the record of a disk, which was deleted or belongs to another cluster now.
+func (d *Detacher) Forget(ctx context.Context, diskID string) error {
+	set, err := d.List(ctx)
+	if err != nil {
+		return err
+	}
+	if old, ok := set.records[diskID]; ok {
+		return d.delete(ctx, old.recordID)
+	}
+	return nil
+}
+
+// Delete deletes the record of a disk in a set.
+func (d *Detacher) Delete(ctx context.Context, set Set, diskID string) error {
+	return d.delete(ctx, set.records[diskID].recordID)
+}
+
+// Timed reports whether deferred detaches are carried out when a time has passed.
+func (d *Detacher) Timed() bool { return d.opts.Grace > 0 }
+
+// Left returns the rest of the grace period. It is not for an untimed deferred detach.
+func (d *Detacher) Left(deferred Deferred) time.Duration {
+	return max(0, d.opts.Grace-d.sinceSeen(deferred.recordID, deferred.text))
+}
+
+// Detach carries out the deferred detach of a disk from an instance, whatever is left of its grace period. It returns
+// [ErrClaimed] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only while the
+// instance is stopped.
+func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error {
+	ctx, cancel := context.WithTimeout(ctx, detachTime)
+	defer cancel()
+	mine := claim{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: d.holder}
+	record, err := d.rack.CreateRecord(ctx, claimPrefix+diskID, rack.RecordText(mine))
+	if errors.Is(err, rack.ErrAlreadyExists) {
+		return fmt.Errorf("disk %s: %w", diskID, ErrClaimed)
+	}
+	if err != nil {
+		return err
+	}
+	err = d.detachClaimed(ctx, diskID, instanceID)
+	if errors.Is(err, errUnanswered) {
+		return err // the rack may still detach the disk, so the claim stays for its lifetime
+	}
+	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
+	defer cancelAfter()
+	return errors.Join(err, d.delete(after, record.ID))
+}
+
+// detachClaimed detaches a disk that this process has claimed.
+func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string) error {
+	set, err := d.List(ctx)
+	if err != nil {
+		return err
+	}
+	deferred, ok := set.Of(diskID, instanceID)
+	if !ok {
+		return fmt.Errorf("disk %s: %w", diskID, ErrNotDeferred)
+	}
+	disk, err := d.rack.Disk(ctx, diskID)
+	if errors.Is(err, rack.ErrNotFound) {
+		if err := d.rack.ConfirmProject(ctx); err != nil {
+			return err
+		}
+		return d.delete(ctx, deferred.recordID)
+	}
+	if err != nil {
+		return err
+	}
+	if disk.InstanceID == instanceID {
+		if disk, err = d.rack.Detach(ctx, diskID, instanceID); err != nil {
+			if !errors.Is(err, rack.ErrRefused) && !errors.Is(err, rack.ErrNotFound) {
+				err = fmt.Errorf("%w: %w", errUnanswered, err)
+			}
+			return err
+		}
+		if disk, err = d.rack.WaitForDisk(ctx, disk, detachTime); err != nil {
+			return err
+		}
+		if disk.InstanceID == instanceID {
+			return fmt.Errorf("disk %q (%s) is still attached to instance %s: %w", disk.Name, diskID, instanceID, rack.ErrBusy)
+		}
+		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", diskID, "node_id", instanceID)
+	}
+	return d.End(ctx, deferred)
+}
+
+// update replaces the text of a record. It returns false if the record was deleted.
+func (d *Detacher) update(ctx context.Context, old, now Deferred) (bool, error) {
+	text := rack.RecordText(now)
+	err := d.rack.UpdateRecord(ctx, old.recordID, text)
+	if errors.Is(err, rack.ErrNotFound) {
+		return false, d.rack.ConfirmProject(ctx)
+	}
+	if err != nil {
+		return false, err
+	}
+	d.sinceSeen(old.recordID, text)
+	return true, nil
+}
+
+// delete deletes a record. It succeeds if the record was deleted before.
+func (d *Detacher) delete(ctx context.Context, recordID string) error {
+	err := d.rack.DeleteRecord(ctx, recordID)
+	if errors.Is(err, rack.ErrNotFound) {
+		return d.rack.ConfirmProject(ctx)
+	}
+	return err
+}
+
+// sinceSeen returns how long this process has known a record with this text.
+func (d *Detacher) sinceSeen(recordID, text string) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, ok := d.seen[recordID]
+	if !ok || s.text != text {
+		s = seenText{text: text, since: time.Now()}
+		d.seen[recordID] = s
+	}
+	return time.Since(s.since)
+}
+
+// wakeUp makes Run look at the records at once.
+func (d *Detacher) wakeUp() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}

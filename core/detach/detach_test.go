@@ -1,0 +1,125 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package detach_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// unanswering is a rack that does not answer a detach.
+type unanswering struct{ actor }
+
+func (unanswering) Detach(context.Context, string, string) (rack.Disk, error) {
+	return rack.Disk{}, rack.ErrUnavailable
+}
+
+func names(w *world) (names []string) {
+	for _, r := range w.records {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// While the rack may still detach a disk, the claim stays, so that the volume is not published.
+func TestUnansweredDetachKeepsTheClaim(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	d := detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: cluster, Grace: grace})
+	must(t, d.Defer(t.Context(), disk, instance))
+	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, rack.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+	if err := d.TakeBack(t.Context(), disk); !errors.Is(err, detach.ErrClaimed) {
+		t.Errorf("publish: %v", err)
+	}
+	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, detach.ErrClaimed) {
+		t.Errorf("another detach: %v", err)
+	}
+}
+
+// Without a grace period nothing is remembered of a volume that was published again.
+func TestWithoutGraceNothingIsRemembered(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	d := detach.New(actor{w, ""}, detach.Options{Cluster: cluster})
+	must(t, d.Defer(t.Context(), disk, instance))
+	must(t, d.TakeBack(t.Context(), disk))
+	if left := names(w); len(left) > 0 {
+		t.Errorf("records %v", left)
+	}
+}
+
+// A record of an earlier attachment to another instance does not stand in the way.
+func TestDeferReplacesARecordOfAnotherInstance(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	d := newDetacher(actor{w, ""})
+	must(t, d.Defer(t.Context(), disk, "another"))
+	must(t, d.Defer(t.Context(), disk, instance))
+	set, err := d.List(t.Context())
+	must(t, err)
+	if _, ok := set.Of(disk, instance); !ok {
+		t.Errorf("the detach from the new instance is not deferred: %v", w.records)
+	}
+}
+
+// A record that belongs to another cluster is neither used nor deleted.
+func TestRecordOfAnotherCluster(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	other := detach.New(actor{w, ""}, detach.Options{Cluster: "other", Grace: grace})
+	must(t, other.Defer(t.Context(), disk, instance))
+	d := newDetacher(actor{w, ""})
+	if err := d.Defer(t.Context(), disk, instance); !errors.Is(err, rack.ErrConflict) {
+		t.Errorf("got %v", err)
+	}
+	set, err := d.List(t.Context())
+	must(t, err)
+	if got := set.Instances(); len(got) > 0 || len(w.records) != 1 {
+		t.Errorf("instances %v, records %v", got, w.records)
+	}
+}
+
+// Records are read by later versions of the plugin, and by other versions that run at the same time. The longest fit.
+func TestRecordsArePermanent(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	d := newDetacher(actor{w, ""})
+	want := func(name, text string) {
+		t.Helper()
+		last := w.records[len(w.records)-1]
+		if last.Name != name || last.Text != text {
+			t.Errorf("%s %s, want %s %s", last.Name, last.Text, name, text)
+		}
+	}
+	const begin = `{"v":1,"cluster":"prod","disk":"` + disk + `","instance":"` + instance + `"`
+	must(t, d.Defer(t.Context(), disk, instance))
+	want("csi-detach-"+disk, begin+`}`)
+	must(t, d.TakeBack(t.Context(), disk))
+	want("csi-detach-"+disk, begin+`,"over":true}`)
+	must(t, d.Defer(t.Context(), disk, instance))
+	want("csi-detach-"+disk, begin+`,"untimed":true}`)
+
+	long := strings.Repeat("c", 63)
+	d = detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: long, Grace: grace})
+	longDisk := uuid.NewString()
+	for range 2 {
+		must(t, d.Defer(t.Context(), longDisk, instance))
+		must(t, d.TakeBack(t.Context(), longDisk))
+	}
+	must(t, d.Defer(t.Context(), longDisk, instance))
+	_ = d.Detach(t.Context(), longDisk, instance) // leaves its claim
+	for _, r := range w.records {
+		if len(r.Name) > 63 || len(r.Text) > 512 {
+			t.Errorf("too long: %s %s", r.Name, r.Text)
+		}
+	}
+	if got := names(w); len(got) != 3 || got[2] != "csi-detaching-"+longDisk {
+		t.Errorf("records %v", got)
+	}
+}

@@ -1,0 +1,251 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package detach_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+const (
+	disk     = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11"
+	instance = "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
+	cluster  = "prod"
+	grace    = time.Minute
+)
+
+// world is a rack with one disk and a running instance with hot-plug. Its calls are atomic.
+type world struct {
+	holder  string
+	records []rack.Record
+	made    int
+	// turn is called before each call, by the actor that makes it.
+	turn func(actor string)
+}
+
+// actor is the rack as one process sees it.
+type actor struct {
+	*world
+	name string
+}
+
+func (a actor) Disk(context.Context, string) (rack.Disk, error) {
+	a.turn(a.name)
+	return a.disk(), nil
+}
+
+func (w *world) disk() rack.Disk {
+	d := rack.Disk{ID: disk, State: rack.Detached, InstanceID: w.holder}
+	if w.holder != "" {
+		d.State = rack.Attached
+	}
+	return d
+}
+
+func (a actor) WaitForDisk(_ context.Context, d rack.Disk, _ time.Duration) (rack.Disk, error) {
+	return d, nil
+}
+
+func (a actor) Instance(context.Context, string) (rack.Instance, error) {
+	a.turn(a.name)
+	return rack.Instance{ID: instance, RunState: rack.Running}, nil
+}
+
+func (a actor) Detach(context.Context, string, string) (rack.Disk, error) {
+	a.turn(a.name)
+	a.holder = ""
+	return a.disk(), nil
+}
+
+func (a actor) ConfirmProject(context.Context) error { return nil }
+
+func (a actor) Records(context.Context) ([]rack.Record, error) {
+	a.turn(a.name)
+	return slices.Clone(a.records), nil
+}
+
+func (a actor) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+	a.turn(a.name)
+	if slices.ContainsFunc(a.records, func(r rack.Record) bool { return r.Name == name }) {
+		return rack.Record{}, rack.ErrAlreadyExists
+	}
+	a.made++
+	record := rack.Record{ID: fmt.Sprint(a.made), Name: name, Text: text}
+	a.world.records = append(a.records, record)
+	return record, nil
+}
+
+func (a actor) UpdateRecord(_ context.Context, id, text string) error {
+	a.turn(a.name)
+	i := slices.IndexFunc(a.records, func(r rack.Record) bool { return r.ID == id })
+	if i < 0 {
+		return rack.ErrNotFound
+	}
+	a.records[i].Text = text
+	return nil
+}
+
+func (a actor) DeleteRecord(_ context.Context, id string) error {
+	a.turn(a.name)
+	i := slices.IndexFunc(a.records, func(r rack.Record) bool { return r.ID == id })
+	if i < 0 {
+		return rack.ErrNotFound
+	}
+	a.world.records = slices.Delete(slices.Clone(a.records), i, i+1)
+	return nil
+}
+
+func newDetacher(a actor) *detach.Detacher {
+	return detach.New(a, detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+}
+
+// publish publishes the volume on the instance that has its disk, as ControllerPublishVolume does. It returns false if it
+// gave way.
+func publish(t *testing.T, a actor, d *detach.Detacher) (published bool) {
+	t.Helper()
+	err := d.TakeBack(t.Context(), disk)
+	if errors.Is(err, detach.ErrClaimed) {
+		return false
+	}
+	must(t, err)
+	now, err := a.Disk(t.Context(), disk)
+	must(t, err)
+	return now.InstanceID == instance
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// schedule runs functions one call at a time, in the order that choose decides.
+type schedule struct {
+	waiting map[string]chan struct{}
+	// stopped receives the name of an actor that waits for its turn or has ended.
+	stopped chan string
+}
+
+// run runs the actors and returns the order of their calls. choose picks one of the actors that wait.
+func run(w *world, actors map[string]func(), choose func(waiting []string) string) (order []string) {
+	s := schedule{waiting: map[string]chan struct{}{}, stopped: make(chan string)}
+	ended := map[string]bool{}
+	next := make(chan string)
+	gates := map[string]chan struct{}{}
+	for name := range actors {
+		gates[name] = make(chan struct{})
+	}
+	w.turn = func(actor string) {
+		next <- actor
+		<-gates[actor]
+	}
+	done := make(chan string)
+	for name, do := range actors {
+		go func() {
+			do()
+			done <- name
+		}()
+	}
+	for len(ended) < len(actors) {
+		for len(s.waiting)+len(ended) < len(actors) {
+			select {
+			case name := <-next:
+				s.waiting[name] = gates[name]
+			case name := <-done:
+				ended[name] = true
+			}
+		}
+		if len(s.waiting) == 0 {
+			break
+		}
+		var names []string
+		for name := range s.waiting {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		name := choose(names)
+		delete(s.waiting, name)
+		order = append(order, name)
+		gates[name] <- struct{}{}
+	}
+	return order
+}
+
+// everyOrder calls one for every order in which the calls of the actors can follow each other.
+func everyOrder(one func(choose func(waiting []string) string)) (orders int) {
+	// Each prefix is a list of choices; a run extends it by first choices and tells how many there were.
+	prefixes := [][]int{{}}
+	for len(prefixes) > 0 {
+		prefix := prefixes[len(prefixes)-1]
+		prefixes = prefixes[:len(prefixes)-1]
+		step := 0
+		var choices, widths []int
+		one(func(waiting []string) string {
+			choice := 0
+			if step < len(prefix) {
+				choice = prefix[step]
+			}
+			choices, widths = append(choices, choice), append(widths, len(waiting))
+			step++
+			return waiting[choice]
+		})
+		orders++
+		for i := len(prefix); i < len(choices); i++ {
+			for other := choices[i] + 1; other < widths[i]; other++ {
+				prefixes = append(prefixes, append(slices.Clone(choices[:i]), other))
+			}
+		}
+	}
+	return orders
+}
+
+// In whatever order the calls of a publish and of one or two detaching processes follow each other, a disk whose volume
+// was published is never detached, and afterwards the publish succeeds.
+func TestPublishedDiskIsNeverDetached(t *testing.T) {
+	for _, detaching := range []int{1, 2} {
+		t.Run(fmt.Sprintf("%d detaching", detaching), func(t *testing.T) {
+			orders := everyOrder(func(choose func([]string) string) {
+				w := &world{holder: instance, turn: func(string) {}}
+				must(t, newDetacher(actor{w, ""}).Defer(t.Context(), disk, instance))
+				published := false
+				actors := map[string]func(){"publish": func() {
+					a := actor{w, "publish"}
+					published = publish(t, a, newDetacher(a))
+				}}
+				for i := range detaching {
+					name := fmt.Sprint("detach", i)
+					actors[name] = func() { _ = newDetacher(actor{w, name}).Detach(t.Context(), disk, instance) }
+				}
+				order := run(w, actors, choose)
+				if published && w.holder != instance {
+					t.Fatalf("the volume is published and its disk was detached: %s", strings.Join(order, " "))
+				}
+				w.turn = func(string) {}
+				if !published && w.holder == instance && !publish(t, actor{w, ""}, newDetacher(actor{w, ""})) {
+					t.Fatalf("no process works, and the volume cannot be published: %s", strings.Join(order, " "))
+				}
+				for _, r := range w.records {
+					if strings.HasPrefix(r.Name, "csi-detaching-") {
+						t.Fatalf("a claim is left: %s", strings.Join(order, " "))
+					}
+				}
+			})
+			if orders < 30 {
+				t.Errorf("only %d orders", orders)
+			}
+			t.Logf("%d orders", orders)
+		})
+	}
+}

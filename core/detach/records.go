@@ -1,0 +1,115 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package detach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Prefixes of the records' names. They are permanent: a newer version must find the records of an older one. In a list
+// by name the deferred detaches come before the claims, as a publish has to read them.
+const (
+	deferredPrefix = "csi-detach-"
+	claimPrefix    = "csi-detaching-"
+)
+
+// Deferred is the record of a deferred detach. Its JSON names are permanent.
+type Deferred struct {
+	Version  int    `json:"v"`
+	Cluster  string `json:"cluster"`
+	Disk     string `json:"disk"`
+	Instance string `json:"instance"`
+	// Untimed says that the end of the grace period does not detach the disk, only an event does.
+	Untimed bool `json:"untimed,omitempty"`
+	// Over says that the volume was published again, or that the disk was detached.
+	Over bool `json:"over,omitempty"`
+
+	recordID, text string
+}
+
+// claim is the record of a process that is detaching a disk. Its JSON names are permanent.
+type claim struct {
+	Version int    `json:"v"`
+	Cluster string `json:"cluster"`
+	Disk    string `json:"disk"`
+	Holder  string `json:"by"`
+
+	recordID string
+}
+
+// Set are the deferred detaches and claims of one cluster in a list of a rack's records.
+type Set struct {
+	// records are keyed by disk, and include those that are over.
+	records map[string]Deferred
+	claims  map[string]claim
+}
+
+// Parse reads a list of records. It leaves out other records, those of other clusters, and unreadable ones.
+func Parse(records []rack.Record, cluster string) Set {
+	set := Set{records: map[string]Deferred{}, claims: map[string]claim{}}
+	for _, record := range records {
+		switch {
+		case strings.HasPrefix(record.Name, deferredPrefix):
+			d := Deferred{recordID: record.ID, text: record.Text}
+			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster && record.Name == deferredPrefix+d.Disk {
+				set.records[d.Disk] = d
+			}
+		case strings.HasPrefix(record.Name, claimPrefix):
+			c := claim{recordID: record.ID}
+			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == claimPrefix+c.Disk {
+				set.claims[c.Disk] = c
+			}
+		}
+	}
+	return set
+}
+
+// Of returns the deferred detach of a disk from that instance, unless it is over.
+func (s Set) Of(disk, instance string) (Deferred, bool) {
+	d, ok := s.records[disk]
+	return d, ok && !d.Over && d.Instance == instance
+}
+
+// Active returns the deferred detach of a disk from any instance, unless it is over.
+func (s Set) Active(disk string) (Deferred, bool) {
+	d, ok := s.records[disk]
+	return d, ok && !d.Over
+}
+
+// Instances returns the instance for each disk whose detach is deferred.
+func (s Set) Instances() map[string]string {
+	instances := map[string]string{}
+	for disk, d := range s.records {
+		if !d.Over {
+			instances[disk] = d.Instance
+		}
+	}
+	return instances
+}
+
+// Disks returns all disks that have a record, also one that is over, in a fixed order.
+func (s Set) Disks() []string { return slices.Sorted(maps.Keys(s.records)) }
+
+// Claimed reports whether a process is detaching the disk.
+func (s Set) Claimed(disk string) bool {
+	_, claimed := s.claims[disk]
+	return claimed
+}
+
+// Erase deletes the deferred detach of a disk, for a process that defers none and publishes the disk. Otherwise another
+// process would detach it later.
+func Erase(ctx context.Context, client *rack.Client, diskID string) error {
+	if err := client.DeleteRecordNamed(ctx, deferredPrefix+diskID); !errors.Is(err, rack.ErrNotFound) {
+		return err
+	}
+	return nil
+}

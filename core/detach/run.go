@@ -1,0 +1,176 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package detach
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+const (
+	// idle is the longest time between two looks at the records. Another process may have deferred a detach and ended.
+	idle = 30 * time.Second
+	// refusedTime is how long a running instance is left alone after the rack refused a detach from it.
+	refusedTime = 10 * time.Minute
+)
+
+// States of an instance in which no guest can use a disk (docs/reference/rack.md §5).
+var withoutGuest = []string{rack.Stopped, rack.Failed, "destroyed"}
+
+// WithoutGuest reports whether the instance has no guest that could use a disk.
+func WithoutGuest(instance rack.Instance) bool {
+	return slices.Contains(withoutGuest, instance.RunState)
+}
+
+// Run carries out deferred detaches until ctx ends. It returns at once without a grace period.
+func (d *Detacher) Run(ctx context.Context) {
+	if d.opts.Grace == 0 {
+		return
+	}
+	reported := ""
+	for ctx.Err() == nil {
+		next, err := d.lookOnce(ctx)
+		switch {
+		case err == nil:
+			reported = ""
+		case ctx.Err() == nil && err.Error() != reported:
+			reported = err.Error()
+			d.opts.Log.Warn("cannot detach the disks of unpublished volumes, retrying", "error", reported)
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-timer.C:
+		case <-d.wake:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// lookOnce carries out what is due, and returns the time until the next look. An error of one disk does not stop the
+// others.
+func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error) {
+	records, err := d.rack.Records(ctx)
+	if err != nil {
+		return idle, err
+	}
+	set := Parse(records, d.opts.Cluster)
+	d.forgetUnseen(set)
+	restarting := func(string) bool { return false }
+	if d.opts.Restarting != nil {
+		restarting = d.opts.Restarting(records)
+	}
+	next = idle
+	var failed error
+	running := map[string]bool{} // by instance
+	for _, disk := range slices.Sorted(maps.Keys(set.records)) {
+		deferred := set.records[disk]
+		if restarting(deferred.Instance) {
+			continue
+		}
+		wait, err := d.lookAt(ctx, deferred, running)
+		failed = errors.Join(failed, err)
+		next = min(next, wait)
+	}
+	for _, disk := range slices.Sorted(maps.Keys(set.claims)) {
+		c := set.claims[disk]
+		if d.sinceSeen(c.recordID, "") >= claimLifetime {
+			failed = errors.Join(failed, d.delete(ctx, c.recordID)) // its holder has ended
+		}
+	}
+	return next, failed
+}
+
+// lookAt carries out a deferred detach if it is due. It returns when to look again. The map remembers which instances
+// run.
+func (d *Detacher) lookAt(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
+	since := d.sinceSeen(deferred.recordID, deferred.text)
+	if deferred.Over {
+		if since >= repetitionTime {
+			return idle, d.delete(ctx, deferred.recordID)
+		}
+		return idle, nil
+	}
+	left := d.Left(deferred)
+	if deferred.Untimed || left > 0 || d.refusedLately(deferred.recordID) {
+		runs, known := running[deferred.Instance]
+		if !known {
+			var err error
+			if runs, err = d.runs(ctx, deferred.Instance); err != nil {
+				return idle, err
+			}
+			running[deferred.Instance] = runs
+		}
+		if runs {
+			if deferred.Untimed || left == 0 {
+				return idle, nil
+			}
+			return left, nil
+		}
+	}
+	err := d.Detach(ctx, deferred.Disk, deferred.Instance)
+	switch {
+	case errors.Is(err, ErrClaimed), errors.Is(err, ErrNotDeferred):
+		return idle, nil
+	case errors.Is(err, rack.ErrNotStopped):
+		d.refusedNow(deferred)
+		return idle, nil
+	}
+	return idle, err
+}
+
+// runs reports whether an instance may have a guest. An instance that was deleted has none.
+func (d *Detacher) runs(ctx context.Context, instanceID string) (bool, error) {
+	instance, err := d.rack.Instance(ctx, instanceID)
+	if errors.Is(err, rack.ErrNotFound) {
+		return false, d.rack.ConfirmProject(ctx)
+	}
+	return !WithoutGuest(instance), err
+}
+
+func (d *Detacher) refusedLately(recordID string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at, refused := d.refused[recordID]
+	return refused && time.Since(at) < refusedTime
+}
+
+func (d *Detacher) refusedNow(deferred Deferred) {
+	d.mu.Lock()
+	_, known := d.refused[deferred.recordID]
+	d.refused[deferred.recordID] = time.Now()
+	d.mu.Unlock()
+	if !known {
+		d.opts.Log.Info(
+			"the disk of an unpublished volume stays attached: this rack detaches disks only while the instance is stopped",
+			"volume_id", deferred.Disk, "node_id", deferred.Instance,
+		)
+	}
+}
+
+// forgetUnseen drops what is known of records that are gone.
+func (d *Detacher) forgetUnseen(set Set) {
+	there := map[string]bool{}
+	for _, deferred := range set.records {
+		there[deferred.recordID] = true
+	}
+	for _, c := range set.claims {
+		there[c.recordID] = true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, s := range d.seen {
+		// A record that was created after the list was read is not in it.
+		if !there[id] && time.Since(s.since) > idle {
+			delete(d.seen, id)
+			delete(d.refused, id)
+		}
+	}
+}

@@ -1,0 +1,134 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+//go:build nomad
+
+package nomad_test
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// defaultGrace is the grace period of the job files.
+	defaultGrace = time.Minute
+	// redeployed is how long a redeployment on the same client may take here. Nomad itself takes some 3 s.
+	redeployed = 20 * time.Second
+)
+
+// TestDeferredDetach uses the default timings of Nomad and of the job files: how long a volume is away, and what is left
+// of it when a controller ends at the wrong moment.
+func TestDeferredDetach(t *testing.T) {
+	c := newCluster(t, "")
+	c.install(t)
+	operator := c.operator(t)
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	first := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, first, first)
+
+	var second, third, fourth string
+	c.part("redeployment on the same client", func(t *testing.T) { second = c.redeploy(t, operator, first) })
+	c.lines(t, operator, second, first, second)
+	c.part("move to another client", func(t *testing.T) {
+		began := time.Now()
+		c.stopped(t, operator)
+		third = c.example(t, operator, "data", "node-b")
+		c.took(t, "the move", began, defaultGrace, defaultGrace+time.Minute)
+	})
+	c.lines(t, operator, third, first, second, third)
+	c.part("the controller is killed and moved within the grace period", func(t *testing.T) {
+		began := time.Now()
+		c.stopped(t, operator)
+		from := c.controller(t).NodeName
+		c.clients[from].signal(c.clients[from].plugin("controller"), syscall.SIGKILL)
+		c.moveController(t, nodes[1-slices.Index(nodes, from)])
+		// The new controller counts the grace period from its own start.
+		most := time.Since(began) + defaultGrace + time.Minute
+		fourth = c.example(t, operator, "data", "node-a")
+		c.took(t, "the move", began, defaultGrace, most)
+	})
+	c.lines(t, operator, fourth, first, second, third, fourth)
+	c.part("the recipe for a stuck disk", func(t *testing.T) { c.stuck(t, operator) })
+}
+
+// redeploy changes the job, so that Nomad replaces its allocation. The disk stays attached.
+func (c *cluster) redeploy(t *testing.T, operator cli, old string) (alloc string) {
+	t.Helper()
+	must(t, c.sim.ClearCalls(t.Context()))
+	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=node-a"}
+	began := time.Now()
+	operator.run(t, "job", "run", "-detach", c.filled(t, "example.nomad.hcl", "memory = 32", "memory = 33"))
+	c.server.eventually("another allocation runs", func() bool {
+		alloc = c.placed("node-a")
+		return alloc != old
+	})
+	c.took(t, "the redeployment", began, 0, redeployed)
+	calls, err := c.sim.Calls(t.Context())
+	must(t, err)
+	if n := calls.Counts["instance_disk_detach"]; n > 0 {
+		t.Errorf("%d detaches", n)
+	}
+	return alloc
+}
+
+// stopped stops the example, and waits until Nomad has released its volume.
+func (c *cluster) stopped(t *testing.T, operator cli) {
+	t.Helper()
+	operator.run(t, "job", "stop", "-detach", "example")
+	c.unclaimed("data")
+}
+
+func (c *cluster) took(t *testing.T, what string, began time.Time, least, most time.Duration) {
+	t.Helper()
+	took := time.Since(began)
+	t.Logf("%s took %s", what, took.Round(100*time.Millisecond))
+	if took < least || took > most {
+		t.Errorf("%s took %s, want %s to %s", what, took, least, most)
+	}
+}
+
+// stuck stops the example while there is no controller, so that nothing is left that detaches its disk, and follows
+// docs/how-to/nomad.md.
+func (c *cluster) stuck(t *testing.T, operator cli) {
+	t.Helper()
+	root := c.installer(c.values()...)
+	root.run(t, "job", "stop", "oxide-csi-controller")
+	c.healthy(0, 2)
+	c.stopped(t, operator)
+	root.run(t, "job", "run", "controller.nomad.hcl")
+	c.healthy(1, 2)
+
+	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=node-b"}
+	operator.run(t, "job", "run", "-detach", "example.nomad.hcl")
+	instance := c.sim.Instance("node-a").ID
+	c.server.eventually("the controller's log names the instance that has the disk", func() bool {
+		log, _, err := root.try("alloc", "logs", "-namespace="+pluginNamespace, "-stderr", "-job", "oxide-csi-controller")
+		return err == nil && strings.Contains(log, "is attached to instance") && strings.Contains(log, instance)
+	})
+	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	// The documented command has the documented path of the program.
+	said := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin, "volume", "list")
+	if !strings.Contains(said, volume.ExternalID) || !strings.Contains(said, "node-a") {
+		t.Errorf("volume list: %s", said)
+	}
+	detach := func(from string) {
+		root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin,
+			"volume", "detach", volume.ExternalID, "--node="+from, "--unmounted")
+	}
+	detach("node-a")
+	c.placed("node-b")
+	c.stopped(t, operator)
+	// The volume was on this client a short time before, so that the unpublish may be an old one and has no clock.
+	detach("node-b")
+	eventually(t, "the volume can be deleted", func() bool {
+		_, _, err := operator.try("volume", "delete", "data")
+		return err == nil
+	})
+	c.nothingLeft(t)
+}
