@@ -34,6 +34,8 @@ type Rack interface {
 var (
 	// ErrClaimed says that a process is detaching the disk now.
 	ErrClaimed = errors.New("the disk is being detached")
+	// ErrRestarting says that a restart of another instance may be attaching the disk there.
+	ErrRestarting = errors.New("the disk belongs to the restart of another instance")
 	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process
 	// has detached the disk.
 	ErrNotDeferred = errors.New("the detach is not deferred any more")
@@ -59,7 +61,7 @@ type Options struct {
 	// those that are over are not remembered.
 	Grace time.Duration
 	// Restarting returns a function that reports whether a planned restart of an instance is under way. Its argument are
-	// all records of the rack. Nil means that restarts are not planned.
+	// all records of the rack. Nil means that there are no planned restarts.
 	Restarting func([]rack.Record) func(instanceID string) bool
 	Log        *slog.Logger
 }
@@ -87,6 +89,9 @@ type seenText struct {
 
 // New returns a detacher. It carries nothing out by itself until [Detacher.Run].
 func New(r Rack, opts Options) *Detacher {
+	if opts.Restarting == nil {
+		opts.Restarting = noRestart
+	}
 	return &Detacher{
 		rack:    r,
 		opts:    opts,
@@ -109,7 +114,7 @@ func (d *Detacher) List(ctx context.Context) (Set, error) {
 // Defer records that a volume was unpublished from an instance to which its disk is attached. If that may be an old
 // request again, the deferred detach is untimed: see the package's documentation.
 func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
-	return d.put(ctx, diskID, instanceID, func(old Deferred) (Deferred, bool) {
+	return d.put(ctx, diskID, instanceID, noRestart, func(old Deferred) (Deferred, bool) {
 		switch {
 		case old.Over:
 			old.Over, old.Untimed = false, true
@@ -123,20 +128,25 @@ func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
 }
 
 // DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
-// takes the deferred detach back.
+// takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another instance,
+// which it is restarting: that process may attach the disk at any moment, and relies on its record.
 func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID string) error {
-	return d.put(ctx, diskID, instanceID, func(old Deferred) (Deferred, bool) {
+	return d.put(ctx, diskID, instanceID, d.opts.Restarting, func(old Deferred) (Deferred, bool) {
 		changed := old.Over || old.Untimed
 		old.Over, old.Untimed = false, false
 		return old, changed
 	})
 }
 
-// put creates a deferred detach. If there is one for this instance already, the function returns what it becomes, and
-// whether that is a change.
+// noRestart is [Options.Restarting] without planned restarts.
+func noRestart([]rack.Record) func(string) bool { return func(string) bool { return false } }
+
+// put creates a deferred detach. If there is one for this instance already, change returns what it becomes, and whether
+// that is a change. One for an instance that is not restarting is left from an earlier attachment, and is replaced.
 func (d *Detacher) put(
 	ctx context.Context,
 	diskID, instanceID string,
+	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
 ) error {
 	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Instance: instanceID}
@@ -150,16 +160,18 @@ func (d *Detacher) put(
 		if !errors.Is(err, rack.ErrAlreadyExists) {
 			return err
 		}
-		set, err := d.List(ctx)
+		records, err := d.rack.Records(ctx)
 		if err != nil {
 			return err
 		}
-		old, ok := set.records[diskID]
+		old, ok := Parse(records, d.opts.Cluster).records[diskID]
 		if !ok {
 			continue // it was just deleted, or belongs to another cluster
 		}
 		if old.Instance != instanceID {
-			// The record is left from an earlier attachment to another instance.
+			if !old.Over && restarting(records)(old.Instance) {
+				return fmt.Errorf("disk %s, instance %s: %w", diskID, old.Instance, ErrRestarting)
+			}
 			if err := d.delete(ctx, old.recordID); err != nil {
 				return err
 			}

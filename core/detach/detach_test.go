@@ -70,6 +70,30 @@ func TestDeferReplacesARecordOfAnotherInstance(t *testing.T) {
 	}
 }
 
+// While another instance is being restarted, its record stays: the process that restarts it may be about to attach the
+// disk, and the disk must then be known as unpublished.
+func TestRecordOfARestartStays(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	restarting := map[string]bool{"another": true}
+	d := detach.New(actor{w, ""}, detach.Options{
+		Cluster:    cluster,
+		Restarting: func([]rack.Record) func(string) bool { return func(id string) bool { return restarting[id] } },
+	})
+	must(t, d.DeferUnlessPublished(t.Context(), disk, "another"))
+	before := w.records[0]
+	if err := d.DeferUnlessPublished(t.Context(), disk, instance); !errors.Is(err, detach.ErrRestarting) {
+		t.Errorf("got %v", err)
+	}
+	if len(w.records) != 1 || w.records[0] != before {
+		t.Errorf("records %v, want %v", w.records, before)
+	}
+	restarting["another"] = false
+	must(t, d.DeferUnlessPublished(t.Context(), disk, instance))
+	if set, err := d.List(t.Context()); err != nil || set.Instances()[disk] != instance {
+		t.Errorf("instances %v, %v", set.Instances(), err)
+	}
+}
+
 // A record that belongs to another cluster is neither used nor deleted.
 func TestRecordOfAnotherCluster(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}

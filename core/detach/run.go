@@ -63,10 +63,7 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 	}
 	set := Parse(records, d.opts.Cluster)
 	d.forgetUnseen(set)
-	restarting := func(string) bool { return false }
-	if d.opts.Restarting != nil {
-		restarting = d.opts.Restarting(records)
-	}
+	restarting := d.opts.Restarting(records)
 	next = idle
 	var failed error
 	running := map[string]bool{} // by instance

@@ -216,7 +216,11 @@ func New(r Rack, opts Options) *Engine {
 		opts.Lease = defaultLease
 	}
 	if opts.Detacher == nil {
-		opts.Detacher = detach.New(r, detach.Options{Cluster: opts.Cluster, Log: opts.Log})
+		opts.Detacher = detach.New(r, detach.Options{
+			Cluster:    opts.Cluster,
+			Restarting: func(records []rack.Record) func(string) bool { return Restarting(records, opts.Cluster) },
+			Log:        opts.Log,
+		})
 	}
 	return &Engine{
 		rack:     r,

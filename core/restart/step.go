@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -605,7 +606,12 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 		if err := e.checkAttachable(ctx, disk, instance); err != nil {
 			return err
 		}
-		if err := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance); err != nil {
+		err := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance)
+		if errors.Is(err, detach.ErrRestarting) {
+			e.setBlocked(diskID, "another controller attaches the disk to another instance, which is being restarted")
+			return nil // the request waits for the next restart
+		}
+		if err != nil {
 			return err
 		}
 		if disk, err = e.attachToStopped(ctx, diskID, instance); err != nil {
@@ -620,24 +626,35 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 	return nil
 }
 
-// attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the rack allows fewer disks, it
-// returns [rack.ErrRefused]: no restart makes room then.
+// attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the disk was attached to another
+// instance in the meantime, it returns the disk as it is now. If the rack allows fewer disks, it returns
+// [rack.ErrRefused]: no restart makes room then.
 func (e *Engine) attachToStopped(ctx context.Context, diskID, instance string) (rack.Disk, error) {
 	disk, err := e.rack.Attach(ctx, diskID, instance)
-	if !errors.Is(err, rack.ErrFull) {
-		return disk, err
+	switch {
+	case errors.Is(err, rack.ErrFull):
+		return disk, e.explainFull(ctx, instance, err)
+	case errors.Is(err, rack.ErrRefused) && !errors.Is(err, rack.ErrNotStopped):
+		if now, lookUp := e.rack.Disk(ctx, diskID); lookUp == nil && now.InstanceID != "" {
+			return now, nil
+		}
 	}
-	disks, listErr := e.rack.InstanceDisks(ctx, instance)
-	if listErr != nil || len(disks) >= e.opts.MaxDisks { // another controller has taken the slot
-		return disk, err
+	return disk, err
+}
+
+// explainFull returns the error for an instance that the rack calls full although it has a free slot by --max-disks.
+func (e *Engine) explainFull(ctx context.Context, instance string, full error) error {
+	disks, err := e.rack.InstanceDisks(ctx, instance)
+	if err != nil || len(disks) >= e.opts.MaxDisks { // another controller has taken the slot
+		return full
 	}
-	return disk, fmt.Errorf(
+	return fmt.Errorf(
 		"%w: instance %s has %d disks, and the rack allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes: %v",
 		rack.ErrRefused,
 		instance,
 		len(disks),
 		e.opts.MaxDisks,
-		err,
+		full,
 	)
 }
 

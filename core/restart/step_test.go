@@ -91,6 +91,42 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 	}
 }
 
+// takenRack is a rack on which another controller attaches the disk to another instance just before this one does.
+type takenRack struct {
+	Rack
+	holder string
+}
+
+func (r *takenRack) Disk(context.Context, string) (rack.Disk, error) {
+	if r.holder != "" {
+		return rack.Disk{ID: "d", State: rack.Attached, InstanceID: r.holder}, nil
+	}
+	return rack.Disk{ID: "d", State: rack.Detached}, nil
+}
+
+func (r *takenRack) InstanceDisks(context.Context, string) ([]rack.Disk, error) { return nil, nil }
+
+func (r *takenRack) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+	return rack.Record{ID: "r", Name: name, Text: text}, nil
+}
+
+func (r *takenRack) Attach(context.Context, string, string) (rack.Disk, error) {
+	r.holder = "other"
+	return rack.Disk{}, rack.ErrRefused
+}
+
+// A request for a disk that another instance got first waits for the next restart. It has not failed for good.
+func TestDiskThatAnotherInstanceGotFirst(t *testing.T) {
+	e := New(&takenRack{}, Options{MaxDisks: 8, Log: slog.New(slog.DiscardHandler)})
+	e.addRequest("d", "i")
+	if err := e.attachRequested(t.Context(), "d", "i"); err != nil {
+		t.Errorf("got %v", err)
+	}
+	if open := e.openRequests(); len(open) != 1 {
+		t.Errorf("requests %+v, want one", open)
+	}
+}
+
 // changing is a rack that never ends the change of an instance's run state.
 type changing struct {
 	takenOver
