@@ -86,21 +86,14 @@ func TestDemo(t *testing.T) {
 	compareGolden(t, "demo.txt", string(out))
 }
 
-// TestDemoInReadme compares the demo between two markers in README.md with testdata.
-func TestDemoInReadme(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if errors.Is(err, fs.ErrNotExist) {
-		readme = nil
-	} else {
-		must(t, err)
-	}
-	_, block, begun := strings.Cut(string(readme), "<!-- demo:begin -->\n")
+// TestDemoTutorial compares the demo between two markers in docs/tutorials/demo.md with testdata.
+func TestDemoTutorial(t *testing.T) {
+	page, err := os.ReadFile("../../docs/tutorials/demo.md")
+	must(t, err)
+	_, block, begun := strings.Cut(string(page), "<!-- demo:begin -->\n")
 	block, _, ended := strings.Cut(block, "<!-- demo:end -->")
-	if begun != ended {
-		t.Fatal("README.md has only one of the markers demo:begin and demo:end")
-	}
-	if !begun {
-		return // the README does not show the demo
+	if !begun || !ended {
+		t.Fatal("docs/tutorials/demo.md lacks one of the markers demo:begin and demo:end")
 	}
 	var shown strings.Builder
 	for line := range strings.Lines(block) {
@@ -111,7 +104,7 @@ func TestDemoInReadme(t *testing.T) {
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(shown.String())); diff != "" {
-		t.Errorf("the demo in README.md differs from testdata/demo.txt: -want +got\n%s", diff)
+		t.Errorf("the demo in docs/tutorials/demo.md differs from testdata/demo.txt: -want +got\n%s", diff)
 	}
 }
 
