@@ -155,6 +155,12 @@ fmt: ## format all Go files as lint requires
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
 	go run ./bench
 
+.PHONY: bench-nomad
+bench-nomad: ## measure a redeployment and a move on a real Nomad for five minutes; writes bench/results.json; as root
+	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
+	test/programs/build.sh nomad docker
+	go run ./bench -nomad
+
 .PHONY: scale
 scale: ## measure one controller with up to 10,000 instances for ten minutes; writes docs/explanation/scale.svg and results
 	go run ./bench -scale
