@@ -132,8 +132,8 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID 
 	})
 }
 
-// put creates a deferred detach. If there is one for this instance already, the function returns what it becomes, and
-// whether that is a change.
+// put creates a deferred detach. If there is or was one for this instance already, the function returns what it becomes,
+// and whether that is a change.
 func (d *Detacher) put(
 	ctx context.Context,
 	diskID, instanceID string,
@@ -159,9 +159,13 @@ func (d *Detacher) put(
 			continue // it was just deleted, or belongs to another cluster
 		}
 		if old.Instance != instanceID {
-			// The record is left from an earlier attachment to another instance.
+			// The record is left from an earlier attachment to another instance. It is not updated: a process that has
+			// just detached the disk there may end it now.
 			if err := d.delete(ctx, old.recordID); err != nil {
 				return err
+			}
+			if d.opts.Grace > 0 {
+				wanted, _ = change(old.replacedBy(wanted))
 			}
 			continue
 		}
