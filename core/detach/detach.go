@@ -159,13 +159,20 @@ func (d *Detacher) put(
 			continue // it was just deleted, or belongs to another cluster
 		}
 		if old.Instance != instanceID {
-			// The record is left from an earlier attachment to another instance. It is not updated: a process that has
-			// just detached the disk there may end it now.
-			if err := d.delete(ctx, old.recordID); err != nil {
-				return err
-			}
+			// The record is left from an earlier attachment to another instance.
 			if d.opts.Grace > 0 {
 				wanted, _ = change(old.replacedBy(wanted))
+			}
+			if !old.Over {
+				// It is not updated: a process that has just detached the disk there may end it now.
+				if err := d.delete(ctx, old.recordID); err != nil {
+					return err
+				}
+				continue
+			}
+			if updated, err := d.update(ctx, old, wanted); updated || err != nil {
+				d.wakeUp()
+				return err
 			}
 			continue
 		}
