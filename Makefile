@@ -83,6 +83,10 @@ e2e-k8s-conformance: ## run Kubernetes' own storage tests on the same cluster, o
 	test/programs/build.sh cluster sidecars conformance
 	go run ./test/all -tags=k8s,conformance -count=1 -timeout=60m -run=TestConformance ./test/k8s
 
+.PHONY: e2e-k8s-sample
+e2e-k8s-sample: ## run a quick one of each kind of these tests; as root
+	$(MAKE) e2e-k8s-conformance FOCUS=sample
+
 .PHONY: e2e-nomad
 e2e-nomad: ## test the job files on a real Nomad with two clients, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
@@ -154,6 +158,12 @@ fmt: ## format all Go files as lint requires
 .PHONY: bench
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
 	go run ./bench
+
+.PHONY: bench-nomad
+bench-nomad: ## measure a redeployment and a move on a real Nomad for five minutes; writes bench/results.json; as root
+	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
+	test/programs/build.sh nomad docker
+	go run ./bench -nomad
 
 .PHONY: scale
 scale: ## measure one controller with up to 10,000 instances for ten minutes; writes docs/explanation/scale.svg and results

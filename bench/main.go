@@ -24,6 +24,8 @@
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
 // into bench/results.json, and the table and the plot of docs/explanation/scale.md.
 //
+// With -nomad it measures how long a job on a real Nomad is without its volume (nomad.go).
+//
 // To add a row, write a function that returns it and add the function to the list of measurements below.
 package main
 
@@ -88,7 +90,11 @@ func main() {
 		"further `flags` for the plugin, separated by spaces, for example for profiling; results are not written then",
 	)
 	scale := flag.Bool("scale", false, "measure only the scale of a controller, for about ten minutes")
+	onNomad := flag.Bool("nomad", false, "measure only a redeployment and a move on a real Nomad, for about five minutes")
 	flag.Parse()
+	if *onNomad {
+		measurements = []measurement{{"nomad", nomadTimes}}
+	}
 	if *scale {
 		measurements = []measurement{{"scale", fullScale}}
 	}

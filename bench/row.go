@@ -124,7 +124,15 @@ func table(out io.Writer, rows []row) error {
 	return w.Flush()
 }
 
-// write writes the rows as JSON. Rows of make scale stay until make scale writes new ones, and then all others stay.
+// apart are the beginnings of the names of rows that a command of its own writes.
+var apart = []string{fullScalePrefix, nomadPrefix}
+
+// writer returns which command writes a row: its index in apart, or -1 for make bench.
+func writer(r row) int {
+	return slices.IndexFunc(apart, func(prefix string) bool { return strings.HasPrefix(r.Name, prefix) })
+}
+
+// write writes the rows as JSON, in place of all rows of the same command. The rows of other commands stay.
 func write(file string, rows []row) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -134,14 +142,9 @@ func write(file string, rows []row) error {
 	if err := json.Unmarshal(text, &old); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	full := func(r row) bool { return strings.HasPrefix(r.Name, fullScalePrefix) }
-	scaled := slices.ContainsFunc(rows, full)
-	old = slices.DeleteFunc(old, func(r row) bool { return full(r) == scaled })
-	if scaled {
-		rows = slices.Concat(old, rows)
-	} else {
-		rows = slices.Concat(rows, old)
-	}
+	old = slices.DeleteFunc(old, func(r row) bool { return writer(r) == writer(rows[0]) })
+	rows = slices.Concat(old, rows)
+	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(writer(a), writer(b)) })
 	text, err = json.MarshalIndent(rows, "", "  ")
 	if err != nil {
 		return err

@@ -30,8 +30,8 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// TestResultsOfBothTargets checks that make bench and make scale keep each other's rows.
-func TestResultsOfBothTargets(t *testing.T) {
+// TestResultsOfAllTargets checks that make bench, make scale and make bench-nomad keep each other's rows.
+func TestResultsOfAllTargets(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "results.json")
 	if err := os.WriteFile(file, []byte("[]"), 0o600); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,9 @@ func TestResultsOfBothTargets(t *testing.T) {
 		{[]string{"a", "b"}, []string{"a", "b"}},
 		{[]string{fullScalePrefix + "7/x"}, []string{"a", "b", fullScalePrefix + "7/x"}},
 		{[]string{"a", "c"}, []string{"a", "c", fullScalePrefix + "7/x"}},
-		{[]string{fullScalePrefix + "7/y"}, []string{"a", "c", fullScalePrefix + "7/y"}},
+		{[]string{nomadPrefix + "x"}, []string{"a", "c", fullScalePrefix + "7/x", nomadPrefix + "x"}},
+		{[]string{fullScalePrefix + "7/y"}, []string{"a", "c", fullScalePrefix + "7/y", nomadPrefix + "x"}},
+		{[]string{"b"}, []string{"b", fullScalePrefix + "7/y", nomadPrefix + "x"}},
 	} {
 		var rows []row
 		for _, name := range step.write {

@@ -127,7 +127,7 @@ func (n *nomad) unpublish(t *testing.T, id, node string) {
 // Whenever a controller ends, and whatever Nomad repeats late, a published volume stays attached, and an unpublished one
 // can be published anywhere.
 func TestDeferredDetachesWhenControllersEnd(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := &nomad{
@@ -138,14 +138,14 @@ func TestDeferredDetachesWhenControllersEnd(t *testing.T) {
 				created, err := n.startController(t, controller.Options{}).CreateVolume(t.Context(), coretest.CreateRequest("v"))
 				coretest.Must(t, err)
 				id := created.GetVolume().GetVolumeId()
-				previous := ""
+				left := map[string]time.Time{} // when the volume was last unpublished, by node
 				for range 12 {
 					node := n.nodes[n.random.IntN(2)]
 					n.publish(t, id, node)
-					late := n.random.IntN(3) > 0 && previous == node
+					late := n.random.IntN(6)
 					for minute := range n.random.IntN(20) {
-						if late && minute == 5 {
-							n.unpublish(t, id, node)
+						if minute == late && time.Since(left[node]) < 9*time.Minute {
+							n.unpublish(t, id, node) // the volume may have been elsewhere since
 						}
 						time.Sleep(time.Minute)
 						if got := n.Holder(t, id); got != node {
@@ -154,7 +154,7 @@ func TestDeferredDetachesWhenControllersEnd(t *testing.T) {
 						n.controller(t) // Nomad starts another one
 					}
 					n.unpublish(t, id, node)
-					previous = node
+					left[node] = time.Now()
 					time.Sleep(time.Duration(n.random.IntN(120)) * time.Second)
 				}
 				n.current.end()

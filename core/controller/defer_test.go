@@ -235,6 +235,27 @@ func TestLateUnpublishDetachesNothing(t *testing.T) {
 	}
 }
 
+// Nomad repeats the unpublish of an allocation that ran here before the volume was on another node and came back. Within
+// ten minutes that detaches nothing either.
+func TestLateUnpublishAfterAnotherNode(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		for _, node := range d.nodes {
+			coretest.Must(t, d.publish(t, id, node))
+			d.unpublish(t, id, node)
+			time.Sleep(grace + within)
+			d.wantHolder(t, id, "")
+		}
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		time.Sleep(5 * time.Minute)
+		d.unpublish(t, id, d.nodes[0])
+		for range 60 {
+			time.Sleep(time.Minute)
+			d.wantHolder(t, id, d.nodes[0])
+		}
+	})
+}
+
 // A volume whose unpublish came too early after a return is unpublished again later: that counts.
 func TestLaterUnpublishIsTrusted(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {

@@ -386,7 +386,8 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 
 // ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the
 // disk is not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for
-// deleted nodes. With a grace period it answers OK, and the disk is detached later (core/detach). Without a node ID it detaches the disk from any instance, as the specification requires.
+// deleted nodes. With a grace period it answers OK, and the disk is detached later (core/detach). Without a node ID it
+// detaches the disk from any instance, as the specification requires.
 func (c *Service) ControllerUnpublishVolume(
 	ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest,

@@ -141,8 +141,8 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID 
 // noRestart is [Options.Restarting] without planned restarts.
 func noRestart([]rack.Record) func(string) bool { return func(string) bool { return false } }
 
-// put creates a deferred detach. If there is one for this instance already, change returns what it becomes, and whether
-// that is a change. One for an instance that is not restarting is left from an earlier attachment, and is replaced.
+// put creates a deferred detach. If there is or was one for this instance already, change returns what it becomes, and
+// whether that is a change. One for an instance that is not restarting is left from an earlier attachment, and is replaced.
 func (d *Detacher) put(
 	ctx context.Context,
 	diskID, instanceID string,
@@ -172,7 +172,19 @@ func (d *Detacher) put(
 			if !old.Over && restarting(records)(old.Instance) {
 				return fmt.Errorf("disk %s, instance %s: %w", diskID, old.Instance, ErrRestarting)
 			}
-			if err := d.delete(ctx, old.recordID); err != nil {
+			// The record is left from an earlier attachment to another instance.
+			if d.opts.Grace > 0 {
+				wanted, _ = change(old.replacedBy(wanted))
+			}
+			if !old.Over {
+				// It is not updated: a process that has just detached the disk there may end it now.
+				if err := d.delete(ctx, old.recordID); err != nil {
+					return err
+				}
+				continue
+			}
+			if updated, err := d.update(ctx, old, wanted); updated || err != nil {
+				d.wakeUp()
 				return err
 			}
 			continue

@@ -129,9 +129,20 @@ func TestRecordsArePermanent(t *testing.T) {
 	must(t, d.Defer(t.Context(), disk, instance))
 	want("csi-detach-"+disk, begin+`,"untimed":true}`)
 
+	const other = "c1f6ad2e-50b7-4b0e-9a65-0a4f7b7b6d21"
+	must(t, d.Defer(t.Context(), disk, other))
+	const back = `{"v":1,"cluster":"prod","disk":"` + disk + `","instance":`
+	want("csi-detach-"+disk, back+`"`+other+`","earlier":["`+instance+`"]}`)
+	must(t, d.TakeBack(t.Context(), disk))
+	must(t, d.Defer(t.Context(), disk, instance))
+	want("csi-detach-"+disk, back+`"`+instance+`","untimed":true,"earlier":["`+other+`"]}`)
+
 	long := strings.Repeat("c", 63)
 	d = detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: long, Grace: grace})
 	longDisk := uuid.NewString()
+	for range 9 {
+		must(t, d.Defer(t.Context(), longDisk, uuid.NewString()))
+	}
 	for range 2 {
 		must(t, d.Defer(t.Context(), longDisk, instance))
 		must(t, d.TakeBack(t.Context(), longDisk))

@@ -32,8 +32,27 @@ type Deferred struct {
 	Untimed bool `json:"untimed,omitempty"`
 	// Over says that the volume was published again, or that the disk was detached.
 	Over bool `json:"over,omitempty"`
+	// Earlier are the instances from which the volume was unpublished before this one, the last one first. They count as
+	// long as the record exists.
+	Earlier []string `json:"earlier,omitempty"`
 
 	recordID, text string
+}
+
+// maxEarlier is how many earlier instances a record has room for.
+const maxEarlier = 6
+
+// replacedBy returns the deferred detach of the same disk from another instance, which remembers this one. It is over if
+// the volume was unpublished from that instance before.
+func (d Deferred) replacedBy(wanted Deferred) Deferred {
+	wanted.Over = slices.Contains(d.Earlier, wanted.Instance)
+	for _, instance := range slices.Concat([]string{d.Instance}, d.Earlier) {
+		known := instance == wanted.Instance || slices.Contains(wanted.Earlier, instance)
+		if !known && len(wanted.Earlier) < maxEarlier {
+			wanted.Earlier = append(wanted.Earlier, instance)
+		}
+	}
+	return wanted
 }
 
 // claim is the record of a process that is detaching a disk. Its JSON names are permanent.

@@ -503,6 +503,28 @@ func secret(t *testing.T, source object, files map[string]string) {
 	}
 }
 
+// TestHungPluginIsRestarted checks how long a plugin that does not answer is left alone. It is killed without an answer to
+// its signal, so the time to end counts too.
+func TestHungPluginIsRestarted(t *testing.T) {
+	objects := parse(t, render(t, "--values="+values("everything")))
+	for _, pods := range []string{controllerPods, nodePods} {
+		probe := lookup(objects[pods], strings.Fields("spec template spec containers oxide-plugin livenessProbe"))
+		if got := at[string](t, probe, "httpGet", "path"); got != "/livez" {
+			t.Errorf("%s: liveness asks %s", pods, got)
+		}
+		number := func(key string) int { return at[int](t, probe, key) }
+		// The plugin hangs right after it answered a probe.
+		most := number("periodSeconds")*number("failureThreshold") + number("timeoutSeconds") +
+			number("terminationGracePeriodSeconds")
+		if most > 120 {
+			t.Errorf("%s: a plugin that hangs is restarted after up to %d s", pods, most)
+		}
+		if number("failureThreshold") < 3 {
+			t.Errorf("%s: a busy node has its plugin restarted", pods)
+		}
+	}
+}
+
 // TestConfined checks that containers have no privileges and a read-only root. The node plugin alone is privileged: it
 // mounts filesystems for other pods.
 func TestConfined(t *testing.T) {

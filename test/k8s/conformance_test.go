@@ -9,7 +9,6 @@ package k8s_test
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // officialTests selects the tests of Kubernetes that use a driver's own description.
@@ -34,6 +34,40 @@ var leftOut = []struct{ pattern, why string }{
 		"tests volume populators, which are not part of the plugin and whose images are not available",
 	},
 	{`performance`, "needs a machine of its own"},
+}
+
+// sample are the tests that run in continuous integration: of each kind that the plugin supports the quick ones.
+var sample = []string{
+	`Dynamic PV \(default fs\)\] volumes should store data`,
+	`Dynamic PV \(block volmode\)\] volumes should store data`,
+	`Dynamic PV \(default fs\)\] volumes should allow exec`,
+	`Dynamic PV \(filesystem volmode\)\] volumeMode should not mount`,
+	`Dynamic PV \(block volmode\)\] volumeMode should not mount`,
+	`\(default fs\)\] provisioning should provision storage with mount options`,
+	`\(default fs\)\] provisioning should mount multiple PV pointing to the same storage`,
+	`\(default fs\)\] provisioning should provision storage with snapshot data source \[`,
+	`\(default fs\)\] provisioning should provision storage with pvc data source$`,
+	`\(default fs\)\] provisioning should provision correct filesystem size when restoring`,
+	`Dynamic Snapshot \(delete policy\)\] snapshottable .*check deletion \(persistent\)`,
+	`\(default fs\) \(late-binding\)\] ephemeral should support two pods`,
+	`fsgroupchangepolicy \(OnRootMismatch\).*, new pod fsgroup applied`,
+	`read-write-once-pod should block`,
+	`\(delayed binding\)\] topology should provision`,
+	`\(filesystem volmode\)\] volumeLimits should verify`,
+	`Dynamic PV \(default fs\)\] subPath should support existing directory$`,
+	`Dynamic PV \(default fs\)\] subPath should be able to unmount after`,
+}
+
+// focus returns the patterns of the tests to run: those of FOCUS, of the sample if it is "sample", or all.
+func focus() []string {
+	switch chosen := os.Getenv("FOCUS"); chosen {
+	case "":
+		return []string{officialTests}
+	case "sample":
+		return sample
+	default:
+		return []string{chosen}
+	}
 }
 
 // TestConformance runs Kubernetes' own storage tests. testdriver.yaml describes what the plugin supports.
@@ -53,7 +87,7 @@ func TestConformance(t *testing.T) {
 		"--procs=6",
 		"--no-color",
 		"--timeout=50m",
-		"--focus=" + cmp.Or(os.Getenv("FOCUS"), officialTests),
+		"--focus=" + officialTests + ".*(" + strings.Join(focus(), "|") + ")",
 		"--skip=" + strings.Join(skip, "|"),
 		"--silence-skips",
 		"--output-dir=" + c.dir,
@@ -68,10 +102,12 @@ func TestConformance(t *testing.T) {
 		"--storage.testdriver=" + absolute(t, "testdriver.yaml"),
 		"--dump-logs-on-failure=false",
 	}
+	began := time.Now()
 	cmd := exec.Command(filepath.Join(c.programs, "ginkgo"), args...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	failed := cmd.Run()
+	t.Logf("measured: Kubernetes' own tests took %s", time.Since(began).Round(time.Second))
 	if text, err := os.ReadFile(c.path("conformance.json")); err != nil {
 		t.Error(err)
 	} else {
@@ -91,8 +127,8 @@ func absolute(t *testing.T, name string) string {
 	return path
 }
 
-// summarise logs which tests have run, and which have not and why. Each pattern of leftOut must match a test, because
-// a pattern without a match has no effect.
+// summarise logs which tests have run, and which have not and why. Each pattern of leftOut must match a test, and each
+// pattern of focus one that has passed: a pattern without a match has no effect.
 func summarise(t *testing.T, text []byte) {
 	t.Helper()
 	var reports []struct {
@@ -103,7 +139,7 @@ func summarise(t *testing.T, text []byte) {
 		}
 	}
 	must(t, json.Unmarshal(text, &reports))
-	states, skipped := map[string]int{}, map[string]int{}
+	states, skipped, names := map[string]int{}, map[string]int{}, map[string][]string{}
 	for _, report := range reports {
 		for _, spec := range report.SpecReports {
 			name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
@@ -111,6 +147,7 @@ func summarise(t *testing.T, text []byte) {
 				continue
 			}
 			states[spec.State]++
+			names[spec.State] = append(names[spec.State], name)
 			if spec.State == "skipped" {
 				skipped[why(name, spec.Failure.Message)]++
 			}
@@ -128,19 +165,26 @@ func summarise(t *testing.T, text []byte) {
 	for _, reason := range slices.Backward(reasons) {
 		t.Logf("measured: %s", reason)
 	}
-	if states["passed"] == 0 {
-		t.Error("no test has passed")
+	for _, pattern := range focus() {
+		if !slices.ContainsFunc(names["passed"], regexp.MustCompile(pattern).MatchString) {
+			t.Errorf("no test has passed that matches %s", pattern)
+		}
+	}
+	for _, out := range leftOut {
+		if !slices.ContainsFunc(names["skipped"], regexp.MustCompile(out.pattern).MatchString) {
+			t.Errorf("no test was left out by %s", out.pattern)
+		}
 	}
 }
 
-// names matches the driver's name, which would make equal reasons differ.
-var names = regexp.MustCompile(`^Driver "?csi\.oxide\.computer"? |"?csi\.oxide\.computer"? ?`)
+// driver matches the driver's name, which would make equal reasons differ.
+var driver = regexp.MustCompile(`^Driver "?csi\.oxide\.computer"? |"?csi\.oxide\.computer"? ?`)
 
 // why returns the reason why a test was skipped: its own message, or that it is in leftOut.
 func why(name, message string) string {
 	if message != "" {
 		first, _, _ := strings.Cut(message, "\n")
-		return strings.TrimSpace(names.ReplaceAllString(first, "the driver "))
+		return strings.TrimSpace(driver.ReplaceAllString(first, "the driver "))
 	}
 	for _, out := range leftOut {
 		if regexp.MustCompile(out.pattern).MatchString(name) {

@@ -48,7 +48,7 @@ func TestKubernetes(t *testing.T) {
 		{"no more volumes than the node's limit", c.limit},
 		{"the plugin is killed during a volume's life", c.killed},
 		{"the rack fails during a delete", c.failingDelete},
-		{"another token", c.rotation},
+		{"another token, and a plugin that hangs", c.rotation},
 		{"a power cut", c.powerCut},
 		{"the manifests are uninstalled", c.removed},
 		{"a wrong token", c.wrongToken},

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,8 +58,10 @@ func (c *cluster) powerCut(t *testing.T) {
 	c.gone(t, "pod/back", "pvc/survives")
 }
 
-// rotation replaces the plugin's token as the documentation says, and revokes the old one. Nothing may be restarted.
+// rotation replaces the plugin's token as the documentation says, and revokes the old one. No controller may be
+// restarted. Kubelet takes as long to write the token as to restart a plugin that hangs, which is on another node.
 func (c *cluster) rotation(t *testing.T) {
+	restarted := c.hang(t, c.b)
 	pods := func() string {
 		of := func(field string) string {
 			return c.get(t, ".items[*]."+field, "-n", namespace, "pods", "-l", "app=oxide-csi-controller")
@@ -99,12 +102,13 @@ func (c *cluster) rotation(t *testing.T) {
 	}
 	must(t, c.sim.RevokeToken(t.Context(), old))
 	c.sim.Token = token
-	c.apply(t, claim{name: "rotated"}.String()+pod{name: "rotated", claim: "rotated"}.String())
+	c.apply(t, claim{name: "rotated"}.String()+pod{name: "rotated", claim: "rotated", on: c.a}.String())
 	c.running(t, "rotated")
 	if after := pods(); after != before {
 		t.Errorf("the controller pods were %s and are now %s", before, after)
 	}
 	c.gone(t, "pod/rotated", "pvc/rotated")
+	restarted()
 }
 
 // chart lets helm adopt the objects of the manifests while a volume is in use, and adds a second rack.
@@ -208,6 +212,24 @@ func (c *cluster) joins(t *testing.T) {
 // process is a stand-in for Kubernetes' pause, which takes less than half a megabyte.
 func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64) {
 	t.Helper()
+	for _, status := range c.pluginProcesses(t, n) {
+		match := regexp.MustCompile(which + `:\s+(\d+) kB`).FindStringSubmatch(status)
+		if match == nil {
+			continue // The process is ending.
+		}
+		kib, err := strconv.ParseFloat(match[1], 64)
+		must(t, err)
+		mebibytes += kib / 1024
+	}
+	if mebibytes == 0 {
+		t.Errorf("the plugin on %s has no %s", n.Name, which)
+	}
+	return mebibytes
+}
+
+// pluginProcesses returns the content of /proc/PID/status for each process of the plugin on a node, by PID.
+func (c *cluster) pluginProcesses(t *testing.T, n *node) map[int]string {
+	t.Helper()
 	uid := c.get(
 		t,
 		".items[*].metadata.uid",
@@ -220,27 +242,54 @@ func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64
 	)
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	must(t, err)
+	found := map[int]string{}
 	for _, file := range files {
 		groups, err := os.ReadFile(file)
 		if err != nil || uid == "" || !strings.Contains(string(groups), "/pod"+uid+"/") {
 			continue // The process has ended, or belongs to another pod.
 		}
-		status, err := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if errors.Is(err, fs.ErrNotExist) {
+		dir := filepath.Dir(file)
+		status, err := os.ReadFile(filepath.Join(dir, "status"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			continue
 		}
 		must(t, err)
-		if match := regexp.MustCompile(`(?s)^Name:\s+oxide-csi\n.*` + which + `:\s+(\d+) kB`).
-			FindSubmatch(status); match != nil {
-			kib, err := strconv.ParseFloat(string(match[1]), 64)
-			must(t, err)
-			mebibytes += kib / 1024
+		if !strings.HasPrefix(string(status), "Name:\toxide-csi\n") {
+			continue
 		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		must(t, err)
+		found[pid] = string(status)
 	}
-	if mebibytes == 0 {
+	if len(found) == 0 {
 		t.Errorf("no plugin process of pod %q was found", uid)
 	}
-	return mebibytes
+	return found
+}
+
+// hang stops the plugin's process on a node, so that it answers nothing any more. The function that it returns waits
+// until kubelet has restarted the plugin, within two minutes of the hang.
+func (c *cluster) hang(t *testing.T, n *node) (restarted func()) {
+	t.Helper()
+	const restarts = `.items[*].status.containerStatuses[?(@.name=="oxide-plugin")].restartCount`
+	count := func() string {
+		on := "--field-selector=spec.nodeName=" + n.Name
+		return c.get(t, restarts, "-n", namespace, "pods", "-l", "app=oxide-csi-node", on)
+	}
+	before, began := count(), time.Now()
+	for pid := range c.pluginProcesses(t, n) {
+		must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	return func() {
+		eventually(t, "kubelet restarts the plugin that hangs on "+n.Name, func() bool { return count() != before })
+		took := time.Since(began).Round(time.Second)
+		t.Logf("measured: a plugin that hangs was restarted after %s", took)
+		// Besides the two minutes, kubelet needs some time on a busy machine.
+		if took > 2*time.Minute+30*time.Second {
+			t.Errorf("a plugin that hangs was restarted after %s", took)
+		}
+		c.rolledOut(t)
+	}
 }
 
 // racks checks that volumes are created on the rack of their pod, and stay there.

@@ -797,6 +797,14 @@ var planted = []bug{
 		test:     "TestLateUnpublishDetachesNothing",
 	},
 	{
+		name:     "detach: the nodes before the last one are forgotten",
+		file:     "core/detach/records.go",
+		original: "\twanted.Over = slices.Contains(d.Earlier, wanted.Instance)\n",
+		planted:  "",
+		pkg:      "core/controller",
+		test:     "TestLateUnpublishAfterAnotherNode",
+	},
+	{
 		name:     "detach: the claim of a process that has ended stays",
 		file:     "core/detach/run.go",
 		original: "\t\tif d.sinceSeen(c.recordID, \"\") >= claimLifetime {",

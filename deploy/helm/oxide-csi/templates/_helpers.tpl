@@ -65,15 +65,19 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Liveness checks only that the process answers. A restart would neither repair a rack nor find the instance. */}}
+{{/*
+Liveness checks only that the plugin answers on its socket. A restart would neither repair a rack nor find the instance. A
+plugin that hangs is restarted within two minutes: after four probes and the time to end.
+*/}}
 {{- define "oxide-csi.liveness" -}}
 livenessProbe:
   httpGet:
     path: /livez
     port: http
-  periodSeconds: 30
+  periodSeconds: 20
   timeoutSeconds: 10
-  failureThreshold: 20
+  failureThreshold: 4
+  terminationGracePeriodSeconds: 30
 {{- end }}
 
 {{/* The files that automountServiceAccountToken would mount into every container. The argument is their mode. */}}
