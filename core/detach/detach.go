@@ -74,6 +74,9 @@ type Detacher struct {
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
 
+	// over is held while a record that is over is used again or deleted: its deletion must not hit a new wish.
+	over sync.Mutex
+
 	mu sync.Mutex
 	// seen is since when the records have their text, by record ID.
 	seen map[string]seenText
@@ -160,41 +163,7 @@ func (d *Detacher) put(
 		if !errors.Is(err, rack.ErrAlreadyExists) {
 			return err
 		}
-		records, err := d.rack.Records(ctx)
-		if err != nil {
-			return err
-		}
-		old, ok := Parse(records, d.opts.Cluster).records[diskID]
-		if !ok {
-			continue // it was just deleted, or belongs to another cluster
-		}
-		if old.Instance != instanceID {
-			if !old.Over && restarting(records)(old.Instance) {
-				return fmt.Errorf("disk %s, instance %s: %w", diskID, old.Instance, ErrRestarting)
-			}
-			// The record is left from an earlier attachment to another instance.
-			if d.opts.Grace > 0 {
-				wanted, _ = change(old.replacedBy(wanted))
-			}
-			if !old.Over {
-				// It is not updated: a process that has just detached the disk there may end it now.
-				if err := d.delete(ctx, old.recordID); err != nil {
-					return err
-				}
-				continue
-			}
-			if updated, err := d.update(ctx, old, wanted); updated || err != nil {
-				d.wakeUp()
-				return err
-			}
-			continue
-		}
-		now, changed := change(old)
-		if !changed {
-			return nil
-		}
-		if updated, err := d.update(ctx, old, now); updated || err != nil {
-			d.wakeUp()
+		if done, err := d.reuse(ctx, &wanted, restarting, change); done || err != nil {
 			return err
 		}
 	}
@@ -204,6 +173,61 @@ func (d *Detacher) put(
 		diskID,
 		rack.ErrConflict,
 	)
+}
+
+// reuse makes the record of a disk the wanted one, unless it has to be created anew. Then wanted remembers what the
+// record said.
+func (d *Detacher) reuse(
+	ctx context.Context,
+	wanted *Deferred,
+	restarting func([]rack.Record) func(instanceID string) bool,
+	change func(old Deferred) (Deferred, bool),
+) (done bool, err error) {
+	d.over.Lock()
+	defer d.over.Unlock()
+	records, err := d.rack.Records(ctx)
+	if err != nil {
+		return false, err
+	}
+	old, ok := Parse(records, d.opts.Cluster).records[wanted.Disk]
+	if !ok {
+		return false, nil // it was just deleted, or belongs to another cluster
+	}
+	if old.Instance != wanted.Instance && !old.Over && restarting(records)(old.Instance) {
+		return false, fmt.Errorf("disk %s, instance %s: %w", wanted.Disk, old.Instance, ErrRestarting)
+	}
+	now, changed := *wanted, true
+	if old.Instance == wanted.Instance {
+		now, changed = change(old)
+	} else if d.opts.Grace > 0 {
+		// The record is left from an earlier attachment to another instance.
+		now, _ = change(old.replacedBy(*wanted))
+		*wanted = now
+	}
+	switch {
+	case !changed:
+		return true, nil
+	case old.Instance != wanted.Instance && !old.Over:
+		// It is not updated: a process that has just detached the disk there may end it now.
+		return false, d.delete(ctx, old.recordID)
+	}
+	updated, err := d.update(ctx, old, now)
+	d.wakeUp()
+	return updated, err
+}
+
+// expire deletes a record that is over, unless it was used again since it was listed.
+func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
+	d.over.Lock()
+	defer d.over.Unlock()
+	set, err := d.List(ctx)
+	if err != nil {
+		return err
+	}
+	if now := set.records[listed.Disk]; now.recordID != listed.recordID || now.text != listed.text {
+		return nil
+	}
+	return d.delete(ctx, listed.recordID)
 }
 
 // TakeBack ends the deferred detach of a disk, for a volume that is published. After it no process detaches the disk.

@@ -91,7 +91,7 @@ func (d *Detacher) lookAt(ctx context.Context, deferred Deferred, running map[st
 	since := d.sinceSeen(deferred.recordID, deferred.text)
 	if deferred.Over {
 		if since >= repetitionTime {
-			return idle, d.delete(ctx, deferred.recordID)
+			return idle, d.expire(ctx, deferred)
 		}
 		return idle, nil
 	}
