@@ -23,6 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
@@ -30,7 +32,7 @@ const doctorHelp = `doctor examines whatever it finds set up: the racks of the s
 line is ok, a warning or a failure, with what was looked at, what was found and what to do. It changes nothing.
 
 It examines a rack if the settings of a rack are set, as in the controller's container; the node if --mode, the Node's
-name or the state folder says that this is one.
+name or the state folder says that this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR.
 
 ` + operatorHelp + `
 
@@ -85,6 +87,9 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 	if isNode(cfg, o.environ) {
 		parts = append(parts, func() []metadata.Finding { return diagnose.ExamineNode(ctx, nodeToExamine(cfg, o.environ, log)) })
 	}
+	if orchestrator := examiner(cfg); orchestrator != nil {
+		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
+	}
 	if len(parts) == 0 {
 		return nil, usage("there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig")
 	}
@@ -99,6 +104,17 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 		all = append(all, findings...)
 	}
 	return all, nil
+}
+
+// examiner returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
+func examiner(cfg config.Config) metadata.Examiner {
+	switch options := kubernetesOptions(cfg); {
+	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
+		return kubernetes.NewOperator(options)
+	case cfg.Orchestrator() == config.MetadataNomad:
+		return nomad.NewOperator(nomadOptions(cfg))
+	}
+	return nil
 }
 
 // newClockedRack makes a client of a rack that also reads the rack's clock.

@@ -34,6 +34,10 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("doctor sent %s %s", call.Method, call.Path)
 		}
 	}
+	cluster := runPlugin(t, nil, "doctor", serveCluster(t, newCluster("", "")), "--state-dir="+filepath.Join(h.dir, "none"))
+	if cluster.code != 2 || !strings.Contains(cluster.stdout, "csi.oxide.computer does not exist") || strings.Contains(cluster.stdout, "NVMe") {
+		t.Errorf("%+v", cluster)
+	}
 	must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 	full := runPlugin(t, environ, "doctor", "--json")
 	var findings []metadata.Finding
