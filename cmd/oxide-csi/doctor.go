@@ -85,13 +85,18 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 		}
 	}
 	if isNode(cfg, o.environ) {
-		parts = append(parts, func() []metadata.Finding { return diagnose.ExamineNode(ctx, nodeToExamine(cfg, o.environ, log)) })
+		parts = append(
+			parts,
+			func() []metadata.Finding { return diagnose.ExamineNode(ctx, nodeToExamine(cfg, o.environ, log)) },
+		)
 	}
 	if orchestrator := examiner(cfg); orchestrator != nil {
 		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
 	}
 	if len(parts) == 0 {
-		return nil, usage("there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig")
+		return nil, usage(
+			"there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig",
+		)
 	}
 	found := make([][]metadata.Finding, len(parts))
 	var group sync.WaitGroup

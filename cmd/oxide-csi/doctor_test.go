@@ -34,8 +34,15 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("doctor sent %s %s", call.Method, call.Path)
 		}
 	}
-	cluster := runPlugin(t, nil, "doctor", serveCluster(t, newCluster("", "")), "--state-dir="+filepath.Join(h.dir, "none"))
-	if cluster.code != 2 || !strings.Contains(cluster.stdout, "csi.oxide.computer does not exist") || strings.Contains(cluster.stdout, "NVMe") {
+	cluster := runPlugin(
+		t,
+		nil,
+		"doctor",
+		serveCluster(t, newCluster("", "")),
+		"--state-dir="+filepath.Join(h.dir, "none"),
+	)
+	if cluster.code != 2 || !strings.Contains(cluster.stdout, "csi.oxide.computer does not exist") ||
+		strings.Contains(cluster.stdout, "NVMe") {
 		t.Errorf("%+v", cluster)
 	}
 	must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
@@ -50,7 +57,8 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v", none)
 	}
 	node := runPlugin(t, []string{"OXIDE_INSTANCE_ID=" + h.sim.Instances[0].ID, "OXIDE_CSI_METADATA=static"}, "doctor")
-	if !strings.Contains(node.stdout, "static says "+h.sim.Instances[0].ID) || strings.Contains(node.stdout, "rack default") {
+	if !strings.Contains(node.stdout, "static says "+h.sim.Instances[0].ID) ||
+		strings.Contains(node.stdout, "rack default") {
 		t.Errorf("%+v", node)
 	}
 }

@@ -51,7 +51,9 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		}
 		orchestrator := tracer(cfg)
 		if orchestrator == nil && (len(racks) == 0 || subject.Claim != "" || subject.Pod != "") {
-			return usage("explain needs an orchestrator for this: set --kubeconfig; for a volume ID the settings of a rack are enough")
+			return usage(
+				"explain needs an orchestrator for this: set --kubeconfig; for a volume ID the settings of a rack are enough",
+			)
 		}
 		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID)
 		if err != nil {
@@ -76,7 +78,10 @@ func parseSubject(text string) (metadata.Subject, error) {
 	parts := strings.Split(text, "/")
 	for _, part := range parts {
 		if part == "" {
-			return metadata.Subject{}, usage("%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name", text)
+			return metadata.Subject{}, usage(
+				"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
+				text,
+			)
 		}
 	}
 	switch {
@@ -85,7 +90,10 @@ func parseSubject(text string) (metadata.Subject, error) {
 	case len(parts) == 2:
 		return metadata.Subject{Claim: text}, nil
 	case len(parts) > 1:
-		return metadata.Subject{}, usage("%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name", text)
+		return metadata.Subject{}, usage(
+			"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
+			text,
+		)
 	}
 	if id, ok := diskname.ParseID(text); ok {
 		return metadata.Subject{VolumeID: id}, nil

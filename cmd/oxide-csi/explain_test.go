@@ -180,8 +180,10 @@ func TestExplainAClaimWithoutAVolume(t *testing.T) {
 			if name == "quota" {
 				must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 				c.Put(eventList, "default", "e", object{
-					"type": "Warning", "reason": "ProvisioningFailed", "involvedObject": object{"kind": "PersistentVolumeClaim", "name": "data", "uid": "uid-data"},
-					"message": h.fails(t, 6, "volume", "create", "full", "--size=1GiB"),
+					"type":           "Warning",
+					"reason":         "ProvisioningFailed",
+					"involvedObject": object{"kind": "PersistentVolumeClaim", "name": "data", "uid": "uid-data"},
+					"message":        h.fails(t, 6, "volume", "create", "full", "--size=1GiB"),
 				})
 			}
 			got := runPlugin(t, h.rackEnv(t), "explain", "default/data", serveCluster(t, c))

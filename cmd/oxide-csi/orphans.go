@@ -106,11 +106,26 @@ func (o *operator) printOrphans(found diagnose.Orphans) error {
 	return printTable(o.stdout, func(w io.Writer) {
 		line(w, "KIND", "SIZE", "AGE", "NAME", "CLAIM", "RACK", "ID", "KEPT BECAUSE")
 		for _, orphan := range found.Orphans {
-			line(w, string(orphan.Kind), cmp.Or(sizeText(orphan.SizeBytes), "-"), ageText(orphan.Created),
-				cmp.Or(orphan.Name, "("+orphan.RackName+")"), cmp.Or(orphan.Claim, "-"), orphan.Rack, orphan.ID, cmp.Or(orphan.Keep, "-"))
+			line(
+				w,
+				string(orphan.Kind),
+				cmp.Or(sizeText(orphan.SizeBytes), "-"),
+				ageText(orphan.Created),
+				cmp.Or(
+					orphan.Name,
+					"("+orphan.RackName+")",
+				),
+				cmp.Or(orphan.Claim, "-"),
+				orphan.Rack,
+				orphan.ID,
+				cmp.Or(orphan.Keep, "-"),
+			)
 		}
 		line(w)
-		line(w, fmt.Sprintf("%d orphans, which cost %s of the quota", len(found.Orphans), cmp.Or(sizeText(found.QuotaBytes()), "0")))
+		line(
+			w,
+			fmt.Sprintf("%d orphans, which cost %s of the quota", len(found.Orphans), cmp.Or(sizeText(found.QuotaBytes()), "0")),
+		)
 		for _, gone := range found.Missing {
 			line(w, fmt.Sprintf("%s: no rack has %s", gone.Object, gone.ID))
 		}

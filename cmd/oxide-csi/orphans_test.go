@@ -44,7 +44,19 @@ func (h *host) rackEnv(t *testing.T) []string {
 func TestOrphansCommand(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
-	used, orphan := h.ok(t, "volume", "create", "used", "--size=1GiB"), h.ok(t, "volume", "create", "orphan", "--size=1GiB")
+	used, orphan := h.ok(
+		t,
+		"volume",
+		"create",
+		"used",
+		"--size=1GiB",
+	), h.ok(
+		t,
+		"volume",
+		"create",
+		"orphan",
+		"--size=1GiB",
+	)
 	c := simtest.NewCluster(canary, pvList, pvcList)
 	c.Put(pvList, "", "pv-used", map[string]any{"spec": map[string]any{
 		"csi": map[string]any{"driver": "csi.oxide.computer", "volumeHandle": used},
@@ -55,10 +67,26 @@ func TestOrphansCommand(t *testing.T) {
 		!strings.Contains(listed.stdout, "1 orphans, which cost 1GiB of the quota") {
 		t.Errorf("%+v", listed)
 	}
-	if got := runPlugin(t, environ, "orphans", kubeconfig, "--json"); got.code != 0 || !strings.Contains(got.stdout, `"keep": "it is younger than a day"`) {
+	if got := runPlugin(
+		t,
+		environ,
+		"orphans",
+		kubeconfig,
+		"--json",
+	); got.code != 0 ||
+		!strings.Contains(got.stdout, `"keep": "it is younger than a day"`) {
 		t.Errorf("%+v", got)
 	}
-	if got := runPlugin(t, environ, "orphans", kubeconfig, "--delete", "--yes", orphan); got.code != 1 || !strings.Contains(got.stderr, "younger than a day") {
+	if got := runPlugin(
+		t,
+		environ,
+		"orphans",
+		kubeconfig,
+		"--delete",
+		"--yes",
+		orphan,
+	); got.code != 1 ||
+		!strings.Contains(got.stderr, "younger than a day") {
 		t.Errorf("%+v", got)
 	}
 	for _, args := range [][]string{{"--yes", orphan}, {"--delete", "--yes"}, {"--delete", orphan}} {

@@ -136,7 +136,7 @@ type Config struct {
 
 	// HTTPEndpoint is host:port, empty for off.
 	HTTPEndpoint string     `group:"Diagnostics" koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" use:"operator" help:"host:port on which /livez, /readyz and /metrics are served; off if empty"`
-	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     help:"least level of log lines on stderr: debug, info, warn or error"           default:"info" use:"identity"`
+	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     use:"identity" help:"least level of log lines on stderr: debug, info, warn or error"           default:"info"`
 	// LogFormat is LogText or LogJSON.
 	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" use:"identity" help:"format of log lines: text or json"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.

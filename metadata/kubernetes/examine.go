@@ -32,7 +32,10 @@ type examination struct {
 }
 
 func (e *examination) add(status metadata.Status, looked, found, next string) {
-	e.findings = append(e.findings, metadata.Finding{Area: "kubernetes", Status: status, Looked: looked, Found: found, Next: next})
+	e.findings = append(
+		e.findings,
+		metadata.Finding{Area: "kubernetes", Status: status, Looked: looked, Found: found, Next: next},
+	)
 }
 
 // unreadable adds the failure of a list. The error has the next step.
@@ -68,7 +71,12 @@ func (e *examination) driver(ctx context.Context) {
 	case status == http.StatusNotFound:
 		e.add(metadata.StatusFailure, looked, driver+" does not exist", "install the plugin: docs/how-to/kubernetes.md")
 	case found.Spec.AttachRequired != nil && !*found.Spec.AttachRequired:
-		e.add(metadata.StatusFailure, looked, "attachRequired is false, so no disk is ever attached", "delete the CSIDriver and apply deploy/k8s again")
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			"attachRequired is false, so no disk is ever attached",
+			"delete the CSIDriver and apply deploy/k8s again",
+		)
 	default:
 		e.add(metadata.StatusOK, looked, driver, "")
 	}
@@ -95,8 +103,12 @@ func (e *examination) nodes(ctx context.Context) {
 			}
 			with[n.Name] = true
 			if other, twice := instances[d.NodeID]; twice {
-				e.add(metadata.StatusFailure, "node IDs", fmt.Sprintf("Nodes %s and %s both say that they are instance %s", other, n.Name, d.NodeID),
-					"correct the identity of one of them: docs/how-to/identity.md")
+				e.add(
+					metadata.StatusFailure,
+					"node IDs",
+					fmt.Sprintf("Nodes %s and %s both say that they are instance %s", other, n.Name, d.NodeID),
+					"correct the identity of one of them: docs/how-to/identity.md",
+				)
 			}
 			instances[d.NodeID] = n.Name
 		}
@@ -110,9 +122,19 @@ func (e *examination) nodes(ctx context.Context) {
 	e.add(metadata.StatusOK, looked, fmt.Sprintf("on %d of %d Nodes", len(with), len(all)), "")
 	switch {
 	case len(with) == 0:
-		e.add(metadata.StatusFailure, looked, "no Node has the plugin", "kubectl -n oxide-csi get pods -o wide: the DaemonSet's pods must run")
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			"no Node has the plugin",
+			"kubectl -n oxide-csi get pods -o wide: the DaemonSet's pods must run",
+		)
 	case len(without) > 0:
-		e.add(metadata.StatusWarning, looked, "not on "+some(without), "check the DaemonSet's node selector and tolerations, and its pods on these Nodes")
+		e.add(
+			metadata.StatusWarning,
+			looked,
+			"not on "+some(without),
+			"check the DaemonSet's node selector and tolerations, and its pods on these Nodes",
+		)
 	}
 }
 
@@ -152,14 +174,22 @@ func (e *examination) sidecars(ctx context.Context) {
 	for _, l := range all {
 		sidecar := sidecarLeases[l.Name]
 		// Twice the duration: the clocks of this host and of the leader may differ a little.
-		if limit := 2 * time.Duration(l.Spec.LeaseDurationSeconds) * time.Second; sidecar != "" && time.Since(l.Spec.RenewTime) < limit {
+		if limit := 2 * time.Duration(
+			l.Spec.LeaseDurationSeconds,
+		) * time.Second; sidecar != "" &&
+			time.Since(l.Spec.RenewTime) < limit {
 			fresh[sidecar] = true
 			e.add(metadata.StatusOK, looked, sidecar+" is led by "+l.Spec.HolderIdentity, "")
 		}
 	}
 	for _, sidecar := range []string{"csi-provisioner", "csi-attacher"} {
 		if !fresh[sidecar] {
-			e.add(metadata.StatusFailure, looked, "no "+sidecar+" has renewed its lease", "kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log")
+			e.add(
+				metadata.StatusFailure,
+				looked,
+				"no "+sidecar+" has renewed its lease",
+				"kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log",
+			)
 		}
 	}
 }
@@ -216,8 +246,13 @@ func (e *examination) attachments(ctx context.Context) {
 		if failure != nil {
 			why = strings.Join(strings.Fields(failure.Message), " ")
 		}
-		e.add(metadata.StatusFailure, looked, fmt.Sprintf("%s of %s and Node %s waits since %s: %s", what, a.Spec.Source.PersistentVolumeName,
-			a.Spec.NodeName, since.UTC().Format(time.RFC3339), why), "oxide-csi explain "+a.Spec.Source.PersistentVolumeName)
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			fmt.Sprintf("%s of %s and Node %s waits since %s: %s", what, a.Spec.Source.PersistentVolumeName,
+				a.Spec.NodeName, since.UTC().Format(time.RFC3339), why),
+			"oxide-csi explain "+a.Spec.Source.PersistentVolumeName,
+		)
 	}
 	if stuck == 0 {
 		e.add(metadata.StatusOK, looked, fmt.Sprintf("%d, none is stuck", count), "")
@@ -235,7 +270,12 @@ func (e *examination) snapshots(ctx context.Context) {
 	case err != nil:
 		e.unreadable(looked, err)
 	case status == http.StatusNotFound:
-		e.add(metadata.StatusOK, looked, "the cluster has no VolumeSnapshots: docs/how-to/kubernetes.md says how to add them", "")
+		e.add(
+			metadata.StatusOK,
+			looked,
+			"the cluster has no VolumeSnapshots: docs/how-to/kubernetes.md says how to add them",
+			"",
+		)
 	default:
 		e.add(metadata.StatusOK, looked, "the cluster has VolumeSnapshots", "")
 	}

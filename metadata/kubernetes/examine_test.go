@@ -43,14 +43,24 @@ func registeredAs(instanceID string) object {
 }
 
 func lease(renewed time.Time) object {
-	return object{"spec": object{"renewTime": renewed.UTC().Format(time.RFC3339Nano), "holderIdentity": "pod-1", "leaseDurationSeconds": 15}}
+	return object{
+		"spec": object{
+			"renewTime":            renewed.UTC().Format(time.RFC3339Nano),
+			"holderIdentity":       "pod-1",
+			"leaseDurationSeconds": 15,
+		},
+	}
 }
 
 func attachmentSince(since time.Time, attached bool) object {
 	return object{
 		"metadata": object{"creationTimestamp": since.UTC().Format(time.RFC3339)},
-		"spec":     object{"attacher": "csi.oxide.computer", "nodeName": "worker-1", "source": object{"persistentVolumeName": "pv-1"}},
-		"status":   object{"attached": attached, "attachError": object{"message": "no\nroom"}},
+		"spec": object{
+			"attacher": "csi.oxide.computer",
+			"nodeName": "worker-1",
+			"source":   object{"persistentVolumeName": "pv-1"},
+		},
+		"status": object{"attached": attached, "attachError": object{"message": "no\nroom"}},
 	}
 }
 
@@ -88,7 +98,8 @@ func TestExamine(t *testing.T) {
 				if f.Status != metadata.StatusOK {
 					got[f.Looked] = f.Status
 				}
-				if f.Found == "" || f.Looked == "" || (f.Next == "") != (f.Status == metadata.StatusOK) || strings.Contains(f.Found, "\n") {
+				if f.Found == "" || f.Looked == "" || (f.Next == "") != (f.Status == metadata.StatusOK) ||
+					strings.Contains(f.Found, "\n") {
 					t.Errorf("incomplete: %+v", f)
 				}
 			}

@@ -83,7 +83,13 @@ func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
 			})
 		}
 	}
-	contents, err := listAll[snapshotContent](ctx, o.client, snapshotContents, "volumesnapshotcontents", http.StatusNotFound)
+	contents, err := listAll[snapshotContent](
+		ctx,
+		o.client,
+		snapshotContents,
+		"volumesnapshotcontents",
+		http.StatusNotFound,
+	)
 	if err != nil {
 		return metadata.Inventory{}, err
 	}

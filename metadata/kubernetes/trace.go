@@ -149,7 +149,8 @@ func (t *tracer) findClaim(ctx context.Context, subject metadata.Subject) (strin
 	}
 	i := slices.IndexFunc(volumes, func(v persistentVolume) bool {
 		return v.Name == subject.Name ||
-			subject.VolumeID != "" && v.Spec.CSI != nil && v.Spec.CSI.Driver == driver && v.Spec.CSI.VolumeHandle == subject.VolumeID
+			subject.VolumeID != "" && v.Spec.CSI != nil && v.Spec.CSI.Driver == driver &&
+				v.Spec.CSI.VolumeHandle == subject.VolumeID
 	})
 	if i < 0 {
 		return "", notThere("PersistentVolume " + cmp.Or(subject.Name, "of "+subject.VolumeID))
@@ -177,7 +178,12 @@ func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, erro
 			return pod.Namespace + "/" + name, nil
 		}
 		var v persistentVolume
-		if _, err := t.do(ctx, t.get(persistentVolumes+"/"+url.PathEscape(c.Spec.VolumeName), "persistentvolumes"), &v, http.StatusNotFound); err != nil {
+		if _, err := t.do(
+			ctx,
+			t.get(persistentVolumes+"/"+url.PathEscape(c.Spec.VolumeName), "persistentvolumes"),
+			&v,
+			http.StatusNotFound,
+		); err != nil {
 			return "", err
 		}
 		if v.Spec.CSI != nil && v.Spec.CSI.Driver == driver {
@@ -200,7 +206,12 @@ func (t *tracer) getClaim(key string) request {
 func (t *tracer) pod(ctx context.Context, key string) (*tracedPod, error) {
 	namespace, name, _ := strings.Cut(key, "/")
 	var p tracedPod
-	status, err := t.do(ctx, t.get(namespaced(namespace, "pods")+"/"+url.PathEscape(name), "pods"), &p, http.StatusNotFound)
+	status, err := t.do(
+		ctx,
+		t.get(namespaced(namespace, "pods")+"/"+url.PathEscape(name), "pods"),
+		&p,
+		http.StatusNotFound,
+	)
 	if status == http.StatusNotFound {
 		err = notThere("pod " + key)
 	}
@@ -316,7 +327,12 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 // volume adds a PersistentVolume.
 func (t *tracer) volume(ctx context.Context, name string) error {
 	var v persistentVolume
-	status, err := t.do(ctx, t.get(persistentVolumes+"/"+url.PathEscape(name), "persistentvolumes"), &v, http.StatusNotFound)
+	status, err := t.do(
+		ctx,
+		t.get(persistentVolumes+"/"+url.PathEscape(name), "persistentvolumes"),
+		&v,
+		http.StatusNotFound,
+	)
 	if err != nil {
 		return err
 	}
@@ -371,7 +387,10 @@ func (t *tracer) node(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	ready := slices.ContainsFunc(n.Status.Conditions, func(c condition) bool { return c.Type == "Ready" && c.Status == "True" })
+	ready := slices.ContainsFunc(
+		n.Status.Conditions,
+		func(c condition) bool { return c.Type == "Ready" && c.Status == "True" },
+	)
 	state := "ready"
 	switch {
 	case status == http.StatusNotFound:
@@ -446,7 +465,10 @@ func (t *tracer) step(link, object, state string, since time.Time) {
 }
 
 func (t *tracer) say(link, text string, last time.Time) {
-	t.trace.Messages = append(t.trace.Messages, metadata.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last})
+	t.trace.Messages = append(
+		t.trace.Messages,
+		metadata.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
+	)
 }
 
 var _ metadata.Tracer = (*Operator)(nil)

@@ -35,7 +35,9 @@ func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
 		return err
 	})
 	if err != nil {
-		return []metadata.Finding{finding(metadata.StatusFailure, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")}
+		return []metadata.Finding{
+			finding(metadata.StatusFailure, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on"),
+		}
 	}
 	var findings []metadata.Finding
 	for _, p := range all {
@@ -55,7 +57,9 @@ func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
 		}
 	}
 	if len(findings) == 0 {
-		return []metadata.Finding{finding(metadata.StatusFailure, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md")}
+		return []metadata.Finding{
+			finding(metadata.StatusFailure, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md"),
+		}
 	}
 	return findings
 }

@@ -68,7 +68,9 @@ var (
 		what: "list the volumes through", wrong: "the answer is not from a Nomad agent", policy: "a management token",
 	}
 	readToken = operation{
-		what: "look up the token's policies through", wrong: "the answer is not from a Nomad agent", policy: "a management token",
+		what:   "look up the token's policies through",
+		wrong:  "the answer is not from a Nomad agent",
+		policy: "a management token",
 	}
 )
 

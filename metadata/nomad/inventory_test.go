@@ -45,8 +45,11 @@ func TestInventory(t *testing.T) {
 					w.WriteHeader(http.StatusNotFound)
 				case query.Get("next_token") == "":
 					w.Header().Set("X-Nomad-NextToken", "b")
-					_, _ = io.WriteString(w, `[{"ID": "a", "Namespace": "default", "ExternalID": "`+idA+`", "Provider": "csi.oxide.computer"},
-						{"ID": "x", "Namespace": "default", "ExternalID": "vol-1", "Provider": "other.example"}]`)
+					_, _ = io.WriteString(
+						w,
+						`[{"ID": "a", "Namespace": "default", "ExternalID": "`+idA+`", "Provider": "csi.oxide.computer"},
+						{"ID": "x", "Namespace": "default", "ExternalID": "vol-1", "Provider": "other.example"}]`,
+					)
 				default:
 					_, _ = io.WriteString(w, `[{"ID": "b", "Namespace": "prod", "ExternalID": "`+idB+`", "Provider": ""}]`)
 				}

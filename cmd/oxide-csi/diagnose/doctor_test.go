@@ -99,7 +99,12 @@ func TestExamineRack(t *testing.T) {
 			if test.arrange != nil {
 				test.arrange(t, r, newRack(t, r))
 			}
-			config := rack.Config{Name: "default", Host: r.Sim.Host, Project: coretest.Project, Token: rack.FixedToken(coretest.Token)}
+			config := rack.Config{
+				Name:    "default",
+				Host:    r.Sim.Host,
+				Project: coretest.Project,
+				Token:   rack.FixedToken(coretest.Token),
+			}
 			if test.config != nil {
 				test.config(&config)
 			}
@@ -148,7 +153,12 @@ func TestRackIsExaminedInOnePass(t *testing.T) {
 	before := calls()
 	const count = 1100
 	for i := range count {
-		r.UserDisk(t, coretest.Project, fmt.Sprintf("disk-%d", i), rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode())
+		r.UserDisk(
+			t,
+			coretest.Project,
+			fmt.Sprintf("disk-%d", i),
+			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode(),
+		)
 	}
 	if after := calls(); after-before > 3 {
 		t.Errorf("%d calls, and %d with %d disks", before, after, count)

@@ -112,10 +112,13 @@ var stories = map[string]story{
 		r.AttachByHand(t, r.UserDisk(t, coretest.Project, twin, "").Id, r.Node(t, "node-a"))
 		publishOnA(t, r, trace)
 	}},
-	"attached elsewhere": {reason: "AttachedElsewhere", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
-		coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
-		publishOnA(t, r, trace)
-	}},
+	"attached elsewhere": {
+		reason: "AttachedElsewhere",
+		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+			publishOnA(t, r, trace)
+		},
+	},
 	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 		coretest.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(trace.VolumeID)}))
 		publishOnA(t, r, trace)
@@ -197,14 +200,25 @@ func TestStories(t *testing.T) {
 				VolumeID: r.Create(t, "pvc-1"), Claim: "default/data", Node: "worker-1", NodeID: r.Node(t, "node-a"),
 			}
 			s.arrange(t, r, &trace)
-			config := rack.Config{Name: "default", Host: r.Sim.Host, Project: coretest.Project, Token: rack.FixedToken(coretest.Token)}
+			config := rack.Config{
+				Name:    "default",
+				Host:    r.Sim.Host,
+				Project: coretest.Project,
+				Token:   rack.FixedToken(coretest.Token),
+			}
 			if s.asks != nil {
 				s.asks(&config)
 			}
 			client, err := rack.New(config)
 			coretest.Must(t, err)
 			r.ClearCalls(t)
-			got, err := diagnose.Explain(t.Context(), metadata.Subject{Claim: "default/data"}, traced(trace), []*rack.Client{client}, coretest.Cluster)
+			got, err := diagnose.Explain(
+				t.Context(),
+				metadata.Subject{Claim: "default/data"},
+				traced(trace),
+				[]*rack.Client{client},
+				coretest.Cluster,
+			)
 			if err != nil || got.Reason != s.reason {
 				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)
 			}
@@ -232,7 +246,13 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", subject, got, err)
 		}
 	}
-	if got, err := diagnose.Explain(t.Context(), metadata.Subject{Name: "none"}, nil, racks, coretest.Cluster); err == nil {
+	if got, err := diagnose.Explain(
+		t.Context(),
+		metadata.Subject{Name: "none"},
+		nil,
+		racks,
+		coretest.Cluster,
+	); err == nil {
 		t.Errorf("%+v", got)
 	}
 }

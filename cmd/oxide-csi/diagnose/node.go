@@ -87,11 +87,21 @@ func (e *examination) identity(ctx context.Context, sources []IdentitySource) {
 	}
 	switch {
 	case len(ids) > 1:
-		e.fail("identity", "remove the wrong source: docs/how-to/identity.md", "the sources name different instances: %s", strings.Join(answers, ", "))
+		e.fail(
+			"identity",
+			"remove the wrong source: docs/how-to/identity.md",
+			"the sources name different instances: %s",
+			strings.Join(answers, ", "),
+		)
 	case len(ids) == 1:
 		e.ok("identity", "%s", strings.Join(answers, ", "))
 	default:
-		e.fail("identity", "set up one source: docs/how-to/identity.md", "no source answers: %s", strings.Join(failures, "; "))
+		e.fail(
+			"identity",
+			"set up one source: docs/how-to/identity.md",
+			"no source answers: %s",
+			strings.Join(failures, "; "),
+		)
 	}
 }
 
@@ -109,8 +119,19 @@ var tools = []struct {
 	name, version string
 	needed        bool
 }{
-	{"mkfs.ext4", "-V", true}, {"e2fsck", "-V", true}, {"resize2fs", "", true}, {"mkfs.xfs", "-V", true}, {"xfs_growfs", "-V", true},
-	{"mount", "-V", true}, {"blkid", "-V", true}, {"dd", "--version", true}, {"mkfs.btrfs", "-V", false},
+	{
+		"mkfs.ext4",
+		"-V",
+		true,
+	},
+	{"e2fsck", "-V", true},
+	{"resize2fs", "", true},
+	{"mkfs.xfs", "-V", true},
+	{"xfs_growfs", "-V", true},
+	{"mount", "-V", true},
+	{"blkid", "-V", true},
+	{"dd", "--version", true},
+	{"mkfs.btrfs", "-V", false},
 }
 
 func (e *examination) tools(ctx context.Context) {
@@ -132,7 +153,12 @@ func (e *examination) tools(ctx context.Context) {
 		found = append(found, tool.name+" ("+version+")")
 	}
 	if len(absent) > 0 {
-		e.fail("tools", "install e2fsprogs, xfsprogs and util-linux, or use the plugin's image", "missing: %s", strings.Join(absent, ", "))
+		e.fail(
+			"tools",
+			"install e2fsprogs, xfsprogs and util-linux, or use the plugin's image",
+			"missing: %s",
+			strings.Join(absent, ", "),
+		)
 	}
 	e.ok("tools", "%s", strings.Join(found, ", "))
 }
@@ -150,7 +176,11 @@ func (e *examination) disks(ctx context.Context, n Node) {
 		return
 	}
 	if len(disks) == 0 {
-		e.warn("NVMe disks", "check that this is an Oxide instance, and that the kernel has the driver nvme", "there are none")
+		e.warn(
+			"NVMe disks",
+			"check that this is an Oxide instance, and that the kernel has the driver nvme",
+			"there are none",
+		)
 	}
 	for _, disk := range disks {
 		dev, err := n.Devices.ByNumber(disk.Number)
@@ -166,8 +196,12 @@ func (e *examination) disks(ctx context.Context, n Node) {
 	}
 	e.slots(n, disks)
 	if refused, err := n.Devices.FunctionsNotReady(ctx); err == nil && len(refused) > 0 {
-		e.fail("NVMe functions", `look for "Duplicate cntlid" in the kernel's log, and detach one of two disks whose names share the first 20 bytes`,
-			"the kernel has refused %s", strings.Join(refused, ", "))
+		e.fail(
+			"NVMe functions",
+			`look for "Duplicate cntlid" in the kernel's log, and detach one of two disks whose names share the first 20 bytes`,
+			"the kernel has refused %s",
+			strings.Join(refused, ", "),
+		)
 	}
 }
 
@@ -184,8 +218,12 @@ func (e *examination) slots(n Node, disks []device.Disk) {
 		}
 	}
 	if free := n.MaxDisks - len(disks); free <= 0 {
-		e.warn("places for disks", "move a workload with a volume to another node; racks from release 18 on take --max-disks=12",
-			"all %d are taken", n.MaxDisks)
+		e.warn(
+			"places for disks",
+			"move a workload with a volume to another node; racks from release 18 on take --max-disks=12",
+			"all %d are taken",
+			n.MaxDisks,
+		)
 	} else {
 		e.ok("places for disks", "%d of %d are free", free, n.MaxDisks)
 	}
@@ -226,8 +264,12 @@ func (e *examination) propagation(n Node) {
 		}
 		mount := mountOf(mounts, dir)
 		if mount == nil || !strings.Contains(mount.Optional, "shared:") {
-			e.fail("mount propagation", "set mountPropagation: Bidirectional for the container's mount, and make it shared on the host: mount --make-rshared",
-				"%s is not a shared mount: volumes that are mounted there stay invisible to workloads", dir)
+			e.fail(
+				"mount propagation",
+				"set mountPropagation: Bidirectional for the container's mount, and make it shared on the host: mount --make-rshared",
+				"%s is not a shared mount: volumes that are mounted there stay invisible to workloads",
+				dir,
+			)
 			continue
 		}
 		e.ok("mount propagation", "%s is shared", dir)

@@ -191,7 +191,11 @@ func compare(all []contents, cluster string, inventory metadata.Inventory, now t
 		}
 	}
 	slices.SortFunc(found.Orphans, func(a, b Orphan) int {
-		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
+		return cmp.Or(
+			strings.Compare(string(a.Kind), string(b.Kind)),
+			a.Created.Compare(b.Created),
+			strings.Compare(a.ID, b.ID),
+		)
 	})
 	found.Missing = slices.Concat(missing(inventory.Volumes, onRacks), missing(inventory.Snapshots, onRacks))
 	return found
@@ -295,7 +299,12 @@ func (c Cleaner) Delete(ctx context.Context, ids []string) (deleted []Orphan, er
 		case i < 0:
 			return nil, fmt.Errorf("%s is no orphan: nothing was deleted; list the orphans again", id)
 		case found.Orphans[i].Keep != "":
-			return nil, fmt.Errorf("%s %s is kept, because %s: nothing was deleted", found.Orphans[i].Kind, id, found.Orphans[i].Keep)
+			return nil, fmt.Errorf(
+				"%s %s is kept, because %s: nothing was deleted",
+				found.Orphans[i].Kind,
+				id,
+				found.Orphans[i].Keep,
+			)
 		}
 		chosen = append(chosen, found.Orphans[i])
 	}

@@ -148,7 +148,10 @@ func TestOrphansAreNotGuessed(t *testing.T) {
 	known.has.Volumes = volumes(used)
 	for _, operation := range []string{"disk_list", "snapshot_list", "anti_affinity_group_list"} {
 		// More than once: a request that an earlier round has cancelled may still arrive.
-		_, err := r.Sim.Inject(t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 500, Count: new(9)})
+		_, err := r.Sim.Inject(
+			t.Context(),
+			simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 500, Count: new(9)},
+		)
 		coretest.Must(t, err)
 		if deleted, err := cleaner(t, r, known).Delete(t.Context(), []string{orphan}); err == nil || len(deleted) > 0 {
 			t.Errorf("%s: deleted %v, %v", operation, deleted, err)
@@ -198,7 +201,12 @@ func TestOrphansAreFoundInOnePass(t *testing.T) {
 	const count = 1100
 	var ids []string
 	for i := range count {
-		disk := r.UserDisk(t, coretest.Project, fmt.Sprintf("csi-x-%d", i), rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode())
+		disk := r.UserDisk(
+			t,
+			coretest.Project,
+			fmt.Sprintf("csi-x-%d", i),
+			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode(),
+		)
 		if i%2 == 0 {
 			ids = append(ids, disk.Id)
 		}

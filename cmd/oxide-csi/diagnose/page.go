@@ -45,7 +45,13 @@ func Page() string {
 	)
 	for _, s := range sorted {
 		fmt.Fprintf(&b, "\n## %s\n\n%s. %s\n\n", s.Reason, capitalised(placeholders.Replace(s.Verdict)), s.Why)
-		fmt.Fprintf(&b, "- **Broken:** the link %s\n- **Who acts:** %s\n- **Next:** %s\n", s.Link, s.Actor, placeholders.Replace(s.Next))
+		fmt.Fprintf(
+			&b,
+			"- **Broken:** the link %s\n- **Who acts:** %s\n- **Next:** %s\n",
+			s.Link,
+			s.Actor,
+			placeholders.Replace(s.Next),
+		)
 	}
 	return b.String()
 }

@@ -66,17 +66,34 @@ func (c *Clock) difference() (time.Duration, bool) {
 
 // ExamineRack examines a rack. clock has seen the client's answers; it may be nil. It only reads, and reads each list
 // once.
-func ExamineRack(ctx context.Context, client *rack.Client, clock *Clock, cluster string, now time.Time) []metadata.Finding {
+func ExamineRack(
+	ctx context.Context,
+	client *rack.Client,
+	clock *Clock,
+	cluster string,
+	now time.Time,
+) []metadata.Finding {
 	e := &examination{area: "rack " + client.Name()}
 	project, err := client.Check(ctx)
 	if err != nil {
 		e.fail("API, certificate, token and project", symptomOf(err).Next, "%s", err)
 		return e.findings
 	}
-	e.ok("API, certificate, token and project", "API version %s, project %q (%s)", client.APIVersion(), client.ProjectName(), project)
+	e.ok(
+		"API, certificate, token and project",
+		"API version %s, project %q (%s)",
+		client.APIVersion(),
+		client.ProjectName(),
+		project,
+	)
 	e.latency(ctx, client)
 	if offset, seen := clock.differenceOrNone(); seen && offset.Abs() > clockLimit {
-		e.warn("clock", "set this host's clock by NTP: ages of leases and snapshots depend on it", "the rack is %s ahead of this host", offset)
+		e.warn(
+			"clock",
+			"set this host's clock by NTP: ages of leases and snapshots depend on it",
+			"the rack is %s ahead of this host",
+			offset,
+		)
 	} else if seen {
 		e.ok("clock", "differs by %s", offset)
 	}
@@ -111,7 +128,14 @@ func (e *examination) latency(ctx context.Context, client *rack.Client) {
 	slices.Sort(took)
 	median, worst := took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond)
 	if worst > latencyLimit {
-		e.warn("latency", "look at the network between this host and the rack, and at the rack's load", "p50 %s, worst of %d %s", median, latencyCalls, worst)
+		e.warn(
+			"latency",
+			"look at the network between this host and the rack, and at the rack's load",
+			"p50 %s, worst of %d %s",
+			median,
+			latencyCalls,
+			worst,
+		)
 		return
 	}
 	e.ok("latency", "p50 %s, worst of %d %s", median, latencyCalls, worst)
@@ -148,7 +172,12 @@ func (e *examination) token(ctx context.Context, client *rack.Client, now time.T
 	case first.IsZero():
 		e.ok("token", "does not expire")
 	case first.Sub(now) < tokenLimit:
-		e.warn("token", "make a new token and put it into the token file", "a token of this user expires at %s", first.UTC().Format(time.RFC3339))
+		e.warn(
+			"token",
+			"make a new token and put it into the token file",
+			"a token of this user expires at %s",
+			first.UTC().Format(time.RFC3339),
+		)
 	default:
 		e.ok("token", "no token of this user expires before %s", first.UTC().Format(time.RFC3339))
 	}
@@ -193,8 +222,13 @@ func (e *examination) records(c contents, cluster string, now time.Time) {
 		}
 		planned++
 		if age := now.Sub(record.Created); age > restartLimit {
-			e.warn("planned restarts", "see the controller's log, and that the instance runs: oxide-csi volume list shows why it waits",
-				"the restart of instance %s has begun %s ago and has not ended", instance, age.Round(time.Minute))
+			e.warn(
+				"planned restarts",
+				"see the controller's log, and that the instance runs: oxide-csi volume list shows why it waits",
+				"the restart of instance %s has begun %s ago and has not ended",
+				instance,
+				age.Round(time.Minute),
+			)
 		}
 	}
 	e.ok("planned restarts", "%d under way", planned)

@@ -83,8 +83,11 @@ var Symptoms = []Symptom{
 		"Disks can be listed, and nothing can be created, attached or deleted.",
 	},
 	{
-		"OtherDriver", "claim", has(metadata.OtherDriver),
-		"claim {claim} has a storage class that is not this plugin's", actorUser,
+		"OtherDriver",
+		"claim",
+		has(metadata.OtherDriver),
+		"claim {claim} has a storage class that is not this plugin's",
+		actorUser,
 		"kubectl get storageclass; then create the claim again with a class whose provisioner is csi.oxide.computer",
 		"The class of a claim never changes. A class that does not exist, or names another driver, does not reach the plugin.",
 	},
@@ -132,14 +135,20 @@ var Symptoms = []Symptom{
 		"The rack attaches disks only while an instance is stopped. One restart serves all volumes that wait for the node.",
 	},
 	{
-		"InstanceFull", "instance", says("and takes no more: --max-disks is", "rack allows fewer than --max-disks", "allows fewer than --max-disks"),
-		"instance {instance} of node {node} has no room for another disk", actorOperator,
+		"InstanceFull",
+		"instance",
+		says("and takes no more: --max-disks is", "rack allows fewer than --max-disks", "allows fewer than --max-disks"),
+		"instance {instance} of node {node} has no room for another disk",
+		actorOperator,
 		"move a workload with a volume to another node; racks from release 18 on take --max-disks=12",
 		"The boot disk counts. Disks that were attached by hand count too.",
 	},
 	{
-		"SerialCollision", "device", either(says("in their names, so the guest would see only one"), saysError(device.ErrAmbiguous)),
-		"the disk of volume {volume} cannot be told from another disk of node {node}", actorOperator,
+		"SerialCollision",
+		"device",
+		either(says("in their names, so the guest would see only one"), saysError(device.ErrAmbiguous)),
+		"the disk of volume {volume} cannot be told from another disk of node {node}",
+		actorOperator,
 		"detach the other disk from the node, or run the workload on another node",
 		"A guest knows a disk only by the first 20 bytes of its name. Of two disks with the same it shows only one.",
 	},
@@ -159,21 +168,28 @@ var Symptoms = []Symptom{
 	},
 	{
 		"AttachedElsewhere", "attachment", func(f Facts) bool {
-			return !f.has(metadata.Attached) && f.says("is attached to instance") && f.says("unpublish the volume from that node first")
+			return !f.has(metadata.Attached) && f.says("is attached to instance") &&
+				f.says("unpublish the volume from that node first")
 		},
 		"disk {disk} is still attached to another instance", actorOperator,
 		"kubectl get volumeattachment shows the node that has it; end the workload there",
 		"A disk is attached to one instance at a time. Kubernetes detaches it from a node that is down after six minutes.",
 	},
 	{
-		"PluginNotRegistered", "node", has(metadata.NotRegistered),
-		"node {node} has no running plugin", actorOperator,
+		"PluginNotRegistered",
+		"node",
+		has(metadata.NotRegistered),
+		"node {node} has no running plugin",
+		actorOperator,
 		"kubectl -n oxide-csi get pods -o wide: the node's oxide-csi-node pod must run; then see its log",
 		"The kubelet mounts volumes only after the plugin has registered. docs/how-to/registration.md has the ways to register.",
 	},
 	{
-		"NodeNotReady", "node", has(metadata.NodeNotReady),
-		"the orchestrator does not hear from node {node}", actorOperator,
+		"NodeNotReady",
+		"node",
+		has(metadata.NodeNotReady),
+		"the orchestrator does not hear from node {node}",
+		actorOperator,
 		"start the node again; if it is gone for good: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
 		"The volume stays attached there until the node comes back, is deleted or gets the taint.",
 	},
@@ -196,8 +212,11 @@ var Symptoms = []Symptom{
 		"The plugin mounts a disk only if no other program holds it: two users would destroy the filesystem.",
 	},
 	{
-		"ForeignFilesystem", "filesystem", says("belongs to another volume: its UUID is", "not a supported filesystem", "correct fs_type"),
-		"the disk of volume {volume} holds something that the plugin has not made", actorUser,
+		"ForeignFilesystem",
+		"filesystem",
+		says("belongs to another volume: its UUID is", "not a supported filesystem", "correct fs_type"),
+		"the disk of volume {volume} holds something that the plugin has not made",
+		actorUser,
 		"find out what the disk holds; the message names it. The plugin never replaces it",
 		"Mounting another volume's filesystem, or formatting over it, would lose data.",
 	},
@@ -235,12 +254,18 @@ var Symptoms = []Symptom{
 // Works is the verdict if nothing is wrong. Unknown is the verdict if no row matches.
 var (
 	Works = Symptom{
-		Reason: "Works", Link: "", Verdict: "nothing is wrong with volume {volume}, as far as can be seen", Actor: actorNobody,
-		Next: "if the workload still has a problem, its own log is the next place",
+		Reason:  "Works",
+		Link:    "",
+		Verdict: "nothing is wrong with volume {volume}, as far as can be seen",
+		Actor:   actorNobody,
+		Next:    "if the workload still has a problem, its own log is the next place",
 	}
 	Unknown = Symptom{
-		Reason: "Unknown", Link: "", Verdict: "volume {volume} waits, for a reason that is not in the table", Actor: actorOperator,
-		Next: "read the messages below, and the logs of controller and node",
+		Reason:  "Unknown",
+		Link:    "",
+		Verdict: "volume {volume} waits, for a reason that is not in the table",
+		Actor:   actorOperator,
+		Next:    "read the messages below, and the logs of controller and node",
 	}
 )
 
