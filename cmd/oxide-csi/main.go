@@ -16,6 +16,7 @@
 //   - provider.go, restart.go: build their parts for node identity and planned restarts
 //   - http.go: health and metrics
 //   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the subcommands
+//   - operator.go, doctor.go, explain.go, orphans.go, bundle.go: the commands of an operator
 package main
 
 import (
@@ -102,6 +103,10 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		readyCommand(stdout),
 		volumeCommand(environ, stdout, stderr),
 		snapshotCommand(environ, stdout, stderr),
+		doctorCommand(environ, stdout, stderr),
+		explainCommand(environ, stdout, stderr),
+		orphansCommand(environ, stdout, stderr),
+		bundleCommand(environ, stdout, stderr),
 		&cobra.Command{
 			Use:   "version",
 			Short: "Print the version",

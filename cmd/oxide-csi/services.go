@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -163,6 +164,13 @@ func newRegistration(cfg config.Config, log *slog.Logger) *kubelet.Registration 
 
 // newRack builds the client of a rack.
 func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rack.Client, error) {
+	return newRackThrough(cfg, measured, log, func(next http.RoundTripper) http.RoundTripper { return next })
+}
+
+// newRackThrough builds the client of a rack whose requests pass through another transport.
+func newRackThrough(
+	cfg config.Rack, measured *metrics.Metrics, log *slog.Logger, through func(http.RoundTripper) http.RoundTripper,
+) (*rack.Client, error) {
 	token := rack.FixedToken(cfg.Token.Reveal())
 	if cfg.TokenFile != "" {
 		token = rack.TokenFile(cfg.TokenFile, log)
@@ -174,6 +182,7 @@ func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rac
 			return nil, fmt.Errorf("rack %q: %w", cfg.Name, err)
 		}
 	}
+	client.Transport = through(client.Transport)
 	return rack.New(rack.Config{
 		Name:       cfg.Name,
 		Host:       cfg.Host,

@@ -966,6 +966,7 @@ func commandPage(t *testing.T) string {
 	for _, command := range []string{
 		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
 		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
+		"doctor", "explain", "orphans", "support-bundle",
 	} {
 		got := runPlugin(t, nil, append(strings.Fields(command), "--help")...)
 		if got.code != 0 || got.stderr != "" {

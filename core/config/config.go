@@ -29,33 +29,34 @@ import (
 //   - default is parsed like a value of a user. derived describes a default that depends on the orchestrator, see
 //     [loader.derive].
 //   - required is "always", or "controller" for modes controller and all.
-//   - file "no" keeps the key out of the file. use "identity" adds the setting to [LoadIdentity].
+//   - file "no" keeps the key out of the file. use "identity" adds the setting to [LoadIdentity] and [LoadOperator], use
+//     "operator" only to the latter.
 //   - help is the text of --help and of the reference. group is the heading there, for this setting and those after it.
 //     hidden "yes" keeps the setting out of both: an orchestrator or a test sets it.
 type Config struct {
 	// Endpoint is the absolute path of the unix socket, at most 107 bytes.
 	Endpoint string `group:"Serving" koanf:"endpoint" flag:"endpoint" env:"CSI_ENDPOINT" required:"always" help:"unix socket on which CSI is served: unix:///csi/csi.sock or an absolute path, at most 107 bytes"`
 	// Mode says which CSI services are served.
-	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" required:"always" help:"CSI services to serve: controller, node or all; controller and all need the rack's API token"`
+	Mode Mode `koanf:"mode" flag:"mode" env:"OXIDE_CSI_MODE" required:"always" use:"operator" help:"CSI services to serve: controller, node or all; controller and all need the rack's API token"`
 	// ConfigFile is the YAML file that was read, empty if there is none.
 	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" use:"identity" help:"YAML file with any of these settings; racks can be set only there"`
 	// StateDir is an absolute path.
-	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" help:"folder in which a node records its work on volumes; it must survive reboots. Ignored in mode controller"`
+	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" use:"operator" help:"folder in which a node records its work on volumes; it must survive reboots. Ignored in mode controller"`
 
 	// OxideHost is the base URL of the rack's API, without a path. See [Config.RackList].
-	OxideHost string `group:"Rack" koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" help:"URL of the rack's API, such as https://silo.sys.example.com; https if it has no scheme. Ignored in mode node"`
+	OxideHost string `group:"Rack" koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" use:"operator" help:"URL of the rack's API, such as https://silo.sys.example.com; https if it has no scheme. Ignored in mode node"`
 	// OxideProject is the name or ID of the project that holds the disks.
-	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" help:"name or ID of the project that holds the disks. Ignored in mode node"`
+	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" use:"operator" help:"name or ID of the project that holds the disks. Ignored in mode node"`
 	// OxideTokenFile is the path of the file with the API token.
-	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" help:"file with the API token, read again when it changes; OXIDE_TOKEN is used if empty. Ignored in mode node"`
+	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" use:"operator" help:"file with the API token, read again when it changes; OXIDE_TOKEN is used if empty. Ignored in mode node"`
 	// OxideToken is the API token from the environment; empty where a file is named.
 	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for a process without a token file; a new token needs a restart of the plugin. It has no flag. Ignored in mode node"`
 	// OxideCAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
-	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" help:"PEM file with the only CA certificates to trust for the rack, read again when it changes; the system's CAs if empty. Ignored in mode node"`
+	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" use:"operator" help:"PEM file with the only CA certificates to trust for the rack, read again when it changes; the system's CAs if empty. Ignored in mode node"`
 	// Racks are the entries of the file; see [Config.RackList] for what is served.
 	Racks []Rack `koanf:"racks" help:"list of racks to serve, each {name, host, tokenFile, project, caFile}, instead of the settings of one rack above; caFile is optional"`
 	// ClusterID tells apart clusters that share a project. It is part of the name of every disk.
-	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" help:"ID that tells this cluster apart from others in the same project: 1 to 63 of a-z, 0-9 and '-'. It must never change"`
+	ClusterID string `koanf:"clusterID" flag:"cluster-id" env:"OXIDE_CSI_CLUSTER_ID" required:"controller" use:"operator" help:"ID that tells this cluster apart from others in the same project: 1 to 63 of a-z, 0-9 and '-'. It must never change"`
 	// Rack is the rack's name in the topology. RackGiven is true if an operator set it. Then it overrides the name that a
 	// metadata provider finds.
 	Rack      string `koanf:"rack" flag:"rack" env:"OXIDE_RACK" default:"default" use:"identity" help:"name of this rack in the topology. It must never change"`
@@ -71,9 +72,9 @@ type Config struct {
 	SysRoot string `hidden:"yes" koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"path of the host's /sys as the plugin sees it"`
 
 	// AttachMode is AttachHot, AttachPlan or AttachRestart.
-	AttachMode string `group:"Attaching" koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" help:"how disks are attached to a running instance: hot attaches at once; restart plans and carries out restarts of instances; plan only reports the restarts that it would plan (docs/explanation/racks-without-hotplug.md)"`
+	AttachMode string `group:"Attaching" koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" use:"operator" help:"how disks are attached to a running instance: hot attaches at once; restart plans and carries out restarts of instances; plan only reports the restarts that it would plan (docs/explanation/racks-without-hotplug.md)"`
 	// MaxDisks is how many disks an instance takes, the boot disk included.
-	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" help:"number of disks that an instance can have, its boot disk included, 2 to 64: 8 on every rack, 12 on racks from release 18 on"`
+	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" use:"operator" help:"number of disks that an instance can have, its boot disk included, 2 to 64: 8 on every rack, 12 on racks from release 18 on"`
 	// ReserveDisks are not offered for volumes.
 	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"number of disks that a node keeps free for attaching by hand, besides those attached already. Ignored in mode controller"`
 	// DetachGrace is how long a detach from an instance with a guest is delayed.
@@ -83,7 +84,7 @@ type Config struct {
 	// DeviceTimeout is how long a node waits for an attached disk's device.
 	DeviceTimeout time.Duration `hidden:"yes" koanf:"deviceTimeout" flag:"device-timeout" env:"OXIDE_CSI_DEVICE_TIMEOUT" default:"60s" help:"how long a node waits for the device of an attached disk"`
 	// DevRoot is an absolute path.
-	DevRoot string `hidden:"yes" koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" help:"path of the host's /dev as the plugin sees it"`
+	DevRoot string `hidden:"yes" koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" use:"operator" help:"path of the host's /dev as the plugin sees it"`
 	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.
 	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest is stopped for a planned restart: guest, by its node plugin; drain, as guest, after its work has moved to other nodes; hard, by the rack, which cuts the power. Ignored in mode node"`
 	// RestartMaxDown is how many instances of a rack may be down at once for planned restarts.
@@ -110,7 +111,7 @@ type Config struct {
 	// RackLabel is the name of a label or annotation of the Node.
 	RackLabel string `koanf:"rackLabel" flag:"rack-label" env:"OXIDE_CSI_RACK_LABEL" default:"oxide.computer/rack" use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
 	// KubeletRegistrationDir is an absolute path, empty if the plugin does not register itself with a kubelet.
-	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" help:"path of the kubelet's folder plugins_registry as the plugin sees it, to register there without node-driver-registrar; the kubelet must see the socket at the path of --endpoint. Ignored in mode controller"`
+	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" use:"operator" help:"path of the kubelet's folder plugins_registry as the plugin sees it, to register there without node-driver-registrar; the kubelet must see the socket at the path of --endpoint. Ignored in mode controller"`
 	// StartupTaint is the key of a taint of the Node, or empty.
 	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint that the plugin removes from its Node once the CSINode has the plugin's volume limit, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
 	// KubernetesHost and KubernetesPort are set by Kubernetes in each pod.
@@ -134,8 +135,8 @@ type Config struct {
 	NomadAllocation string `hidden:"yes" koanf:"nomadAllocation" env:"NOMAD_ALLOC_ID" file:"no" help:"ID of the allocation that this process is part of"`
 
 	// HTTPEndpoint is host:port, empty for off.
-	HTTPEndpoint string     `group:"Diagnostics" koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" help:"host:port on which /livez, /readyz and /metrics are served; off if empty"`
-	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     help:"least level of log lines on stderr: debug, info, warn or error"           default:"info" use:"identity"`
+	HTTPEndpoint string     `group:"Diagnostics" koanf:"httpEndpoint" flag:"http-endpoint" env:"OXIDE_CSI_HTTP_ENDPOINT" use:"operator" help:"host:port on which /livez, /readyz and /metrics are served; off if empty"`
+	LogLevel     slog.Level `                    koanf:"logLevel"     flag:"log-level"     env:"OXIDE_CSI_LOG_LEVEL"     use:"identity" help:"least level of log lines on stderr: debug, info, warn or error"           default:"info"`
 	// LogFormat is LogText or LogJSON.
 	LogFormat string `koanf:"logFormat" flag:"log-format" env:"OXIDE_CSI_LOG_FORMAT" default:"text" use:"identity" help:"format of log lines: text or json"`
 	// Pprof adds /debug/pprof to the HTTP endpoint.

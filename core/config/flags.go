@@ -20,6 +20,9 @@ func Flags(fs *pflag.FlagSet) { addFlags(fs, func(setting) bool { return true })
 // IdentityFlags adds the flags of [LoadIdentity].
 func IdentityFlags(fs *pflag.FlagSet) { addFlags(fs, func(s setting) bool { return s.identity }) }
 
+// OperatorFlags adds the flags of [LoadOperator].
+func OperatorFlags(fs *pflag.FlagSet) { addFlags(fs, func(s setting) bool { return s.operator }) }
+
 func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 	for _, s := range settings() {
 		if s.flag == "" || !wanted(s) {

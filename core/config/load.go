@@ -45,6 +45,21 @@ func LoadIdentity(fs *pflag.FlagSet, environ []string) (Config, []string, error)
 	return loadAs(fs, environ, func(c *Config) { c.Mode = ModeNode }, Config.validateIdentity)
 }
 
+// LoadOperator is like [Load], for a command that looks at a rack, at this node and at an orchestrator. It checks only
+// the settings of [OperatorFlags]. If neither a mode nor a rack is set, the mode is node: the command asks no rack.
+// Otherwise the settings of the rack must be complete.
+func LoadOperator(fs *pflag.FlagSet, environ []string) (Config, []string, error) {
+	return loadAs(fs, environ, func(c *Config) {
+		switch {
+		case c.Mode != "":
+		case c.OxideHost != "" || len(c.Racks) > 0:
+			c.Mode = ModeController
+		default:
+			c.Mode = ModeNode
+		}
+	}, Config.validateOperator)
+}
+
 func loadAs(
 	fs *pflag.FlagSet,
 	environ []string,
@@ -55,8 +70,8 @@ func loadAs(
 	unknown := l.merge(fs, environ)
 	l.decode()
 	l.derive()
-	adjust(&l.config)
 	l.config.Racks = l.file.racks
+	adjust(&l.config)
 	l.config.RackGiven = l.from["rack"] != ""
 	warnings := l.applyMode()
 	if len(unknown) > 0 {

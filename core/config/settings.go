@@ -12,7 +12,7 @@ import (
 // setting is one field of Config as its tags describe it.
 type setting struct {
 	group, key, flag, env, def, derived, required, help string
-	inFile, identity, hidden                            bool
+	inFile, identity, operator, hidden                  bool
 	field                                               int
 	typ                                                 reflect.Type
 }
@@ -42,7 +42,8 @@ var settings = sync.OnceValue(func() []setting {
 		all = append(all, setting{
 			group: group, key: key, flag: tag.Get("flag"), env: tag.Get("env"),
 			def: tag.Get("default"), derived: tag.Get("derived"), required: tag.Get("required"), help: tag.Get("help"),
-			inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity", hidden: tag.Get("hidden") == "yes",
+			inFile: tag.Get("file") != "no", identity: tag.Get("use") == "identity",
+			operator: tag.Get("use") != "", hidden: tag.Get("hidden") == "yes",
 			field: i, typ: t.Field(i).Type,
 		})
 	}

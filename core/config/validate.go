@@ -94,13 +94,17 @@ func (c Config) Validate() Problems {
 	}
 	c.checkRack(&p)
 	c.checkRacks(&p)
-	if c.ClusterID != "" && (len(c.ClusterID) > maxNameBytes || !clusterIDs.MatchString(c.ClusterID)) {
-		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
-	}
+	c.checkClusterID(&p)
 	c.checkRackName(&p)
 	c.checkNode(&p)
 	c.checkServing(&p)
 	return p
+}
+
+func (c Config) checkClusterID(p *Problems) {
+	if c.ClusterID != "" && (len(c.ClusterID) > maxNameBytes || !clusterIDs.MatchString(c.ClusterID)) {
+		p.add("--cluster-id", "%s is not 1 to 63 of a-z, 0-9 and '-'", quote(c.ClusterID))
+	}
 }
 
 // normalise rewrites values that have several notations. Validate must have found no problem.
@@ -316,6 +320,20 @@ func (c Config) validateIdentity() Problems {
 	c.checkRackName(&p)
 	c.checkIdentity(&p)
 	c.checkLog(&p)
+	return p
+}
+
+// validateOperator is [Config.Validate] for [LoadOperator].
+func (c Config) validateOperator() Problems {
+	p := c.validateIdentity()
+	if !c.Mode.Controller() && !c.Mode.Node() {
+		p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
+	}
+	c.Endpoint = "/unused" // required only to serve
+	c.checkRequired(&p)
+	c.checkRack(&p)
+	c.checkRacks(&p)
+	c.checkClusterID(&p)
 	return p
 }
 

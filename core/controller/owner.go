@@ -129,3 +129,22 @@ func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
 		c.log.Warn("cannot remove the record of a deleted disk's adoption", "disk_id", disk.ID, "error", err.Error())
 	}
 }
+
+// Adoptions returns the cluster that has adopted each disk, by the disk's ID. records are all records of a rack.
+func Adoptions(records []rack.Record) map[string]string {
+	clusters := map[string]string{}
+	for _, record := range records {
+		if a, ok := parseAdoption(record); ok {
+			clusters[a.Disk] = a.Cluster
+		}
+	}
+	return clusters
+}
+
+// AdoptedBy returns the ID of the disk whose adoption by the cluster this record holds, or "".
+func AdoptedBy(record rack.Record, cluster string) (diskID string) {
+	if a, ok := parseAdoption(record); ok && a.Cluster == cluster {
+		return a.Disk
+	}
+	return ""
+}

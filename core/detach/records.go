@@ -132,3 +132,12 @@ func Erase(ctx context.Context, client *rack.Client, diskID string) error {
 	}
 	return nil
 }
+
+// RecordedDisk returns the disk whose deferred detach this record holds for the cluster, or "". It does not return the
+// disk of a claim, which a process writes and removes while it detaches a disk.
+func RecordedDisk(record rack.Record, cluster string) (diskID string) {
+	for disk := range Parse([]rack.Record{record}, cluster).records {
+		return disk
+	}
+	return ""
+}

@@ -42,10 +42,12 @@ type Record struct {
 	Name string
 	// Text has at most 512 bytes.
 	Text string
+	// Created is by the rack's clock.
+	Created time.Time
 }
 
 func recordFrom(g *oxide.AntiAffinityGroup) Record {
-	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description}
+	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description, Created: timeOrZero(g.TimeCreated)}
 }
 
 // RecordText encodes a struct of strings, numbers and booleans as the text of a record.

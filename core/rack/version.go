@@ -251,3 +251,10 @@ func refusesVersion(resp *http.Response) bool {
 	}
 	return refusal.ErrorCode == "" && strings.HasPrefix(refusal.Message, versionRefusedPrefix)
 }
+
+// APIVersion returns the API version that was negotiated with the rack. It is empty before [Client.Check].
+func (c *Client) APIVersion() string {
+	c.versions.mu.Lock()
+	defer c.versions.mu.Unlock()
+	return c.versions.inUse
+}

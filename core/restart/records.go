@@ -235,3 +235,9 @@ func decodeDisks(short []string) []string {
 	}
 	return disks
 }
+
+// RecordedInstance returns the instance whose restart this record holds for the cluster, or "".
+func RecordedInstance(record rack.Record, cluster string) (instanceID string) {
+	r, _ := parseRestart(record, cluster)
+	return r.Instance
+}

@@ -1,0 +1,232 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Facts are what is known of one volume. The verdict follows from them alone.
+type Facts struct {
+	metadata.Trace
+	// Disk and Instance are nil if they were not found or no rack was asked. Instance is the node that needs the volume,
+	// or else the one that has the disk.
+	Disk     *rack.Disk
+	Rack     string
+	Instance *rack.Instance
+	// DiskGone and InstanceGone say that the rack has proved that they do not exist.
+	DiskGone, InstanceGone bool
+	// RackError is the text of the error with which the rack was read, or empty.
+	RackError string
+}
+
+func (f Facts) has(condition metadata.TraceCondition) bool {
+	return slices.Contains(f.Conditions, condition)
+}
+
+func (f Facts) messages() []string {
+	texts := []string{f.RackError}
+	for _, m := range f.Messages {
+		texts = append(texts, m.Text)
+	}
+	return texts
+}
+
+// fill replaces the placeholders of a text.
+func (f Facts) fill(text string) string {
+	volume, disk, instance := cmp.Or(f.VolumeID, f.CSIName), "of the volume", f.NodeID
+	if f.Disk != nil {
+		disk = fmt.Sprintf("%q (%s)", f.Disk.Name, f.Disk.ID)
+	}
+	if f.Instance != nil {
+		instance = fmt.Sprintf("%q (%s)", f.Instance.Name, f.Instance.ID)
+	}
+	node := f.Node
+	if node == "" && f.Instance != nil {
+		node = f.Instance.Name
+	}
+	return strings.NewReplacer(
+		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
+		"{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
+	).Replace(text)
+}
+
+// Explanation is the answer to an operator's question about one volume.
+type Explanation struct {
+	// Reason is the permanent word of the verdict: the heading in docs/how-to/troubleshooting.md.
+	Reason  string `json:"reason"`
+	Verdict string `json:"verdict"`
+	// Broken is the link of the chain that is broken, or empty.
+	Broken string `json:"brokenLink,omitempty"`
+	Actor  string `json:"whoActs"`
+	Next   string `json:"next"`
+	// Chain are all links, from the claim to the workload.
+	Chain    []metadata.TraceStep    `json:"chain"`
+	Messages []metadata.TraceMessage `json:"messages"`
+}
+
+// Verdict returns the symptom that the facts show.
+func Verdict(f Facts) Symptom {
+	for _, symptom := range Symptoms {
+		if symptom.matches(f) {
+			return symptom
+		}
+	}
+	if f.RackError == "" && len(f.Messages) == 0 {
+		return Works
+	}
+	return Unknown
+}
+
+// ErrNoSuchVolume means that neither the orchestrator nor a rack knows what was asked for.
+var ErrNoSuchVolume = errors.New("no such volume")
+
+// Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node it
+// reads what the orchestrator repeats of the node plugin's answers: that needs no right to run or reach anything there.
+func Explain(
+	ctx context.Context, subject metadata.Subject, tracer metadata.Tracer, racks []*rack.Client, cluster string,
+) (Explanation, error) {
+	f := Facts{Trace: metadata.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
+	if tracer != nil {
+		trace, err := tracer.Trace(ctx, subject)
+		if err != nil && (subject.Claim != "" || subject.Pod != "" || len(racks) == 0) {
+			return Explanation{}, err
+		}
+		if err == nil {
+			f.Trace = trace
+		}
+	}
+	f.readRacks(ctx, racks, cluster)
+	if tracer == nil && f.Disk == nil && f.RackError == "" {
+		return Explanation{}, fmt.Errorf("%w: no rack has %s", ErrNoSuchVolume, cmp.Or(subject.VolumeID, subject.Name))
+	}
+	symptom := Verdict(f)
+	return Explanation{
+		Reason: symptom.Reason, Verdict: f.fill(symptom.Verdict), Broken: symptom.Link, Actor: symptom.Actor,
+		Next: f.fill(symptom.Next), Chain: f.chain(), Messages: f.allMessages(),
+	}, nil
+}
+
+// readRacks reads the disk and the instance. Every rack is asked, until one has the disk.
+func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster string) {
+	gone := 0
+	for _, client := range racks {
+		if _, err := client.Check(ctx); err != nil {
+			f.RackError = err.Error()
+			return
+		}
+		disk, err := f.lookUp(ctx, client, cluster)
+		if errors.Is(err, rack.ErrNotFound) {
+			// A token that has lost its role gets the same answer.
+			if unconfirmed := client.ConfirmProject(ctx); unconfirmed != nil {
+				err = unconfirmed
+			}
+		}
+		switch {
+		case errors.Is(err, rack.ErrNotFound):
+			gone++
+		case err != nil:
+			f.RackError = err.Error()
+			return
+		case f.Disk == nil && disk.ID != "":
+			f.Disk, f.Rack, f.VolumeID = &disk, client.Name(), disk.ID
+		}
+	}
+	f.DiskGone = f.VolumeID != "" && f.Disk == nil && gone > 0 && gone == len(racks)
+	f.readInstance(ctx, racks)
+}
+
+func (f *Facts) lookUp(ctx context.Context, client *rack.Client, cluster string) (rack.Disk, error) {
+	if id, ok := diskname.ParseID(f.VolumeID); ok {
+		return client.Disk(ctx, id)
+	}
+	if f.CSIName == "" || f.VolumeID != "" {
+		return rack.Disk{}, nil
+	}
+	disk, err := client.DiskByName(ctx, diskname.ForVolume(cluster, f.CSIName))
+	if errors.Is(err, rack.ErrNotFound) {
+		return rack.Disk{}, nil // it need not exist yet
+	}
+	return disk, err
+}
+
+func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
+	id, ok := diskname.ParseID(f.NodeID)
+	if !ok && f.Disk != nil {
+		id = f.Disk.InstanceID
+	}
+	gone := 0
+	for _, client := range racks {
+		if id == "" {
+			return
+		}
+		instance, err := client.Instance(ctx, id)
+		if errors.Is(err, rack.ErrNotFound) {
+			if unconfirmed := client.ConfirmProject(ctx); unconfirmed != nil {
+				err = unconfirmed
+			}
+		}
+		switch {
+		case err == nil:
+			f.Instance = &instance
+			return
+		case errors.Is(err, rack.ErrNotFound):
+			gone++
+		default:
+			f.RackError = err.Error()
+		}
+	}
+	f.InstanceGone = gone > 0 && gone == len(racks)
+}
+
+// chain puts the rack's links between those of the orchestrator.
+func (f Facts) chain() []metadata.TraceStep {
+	var chain, after []metadata.TraceStep
+	for _, step := range f.Steps {
+		if step.Link == "node" || step.Link == "workload" {
+			after = append(after, step)
+			continue
+		}
+		chain = append(chain, step)
+	}
+	switch {
+	case f.Disk != nil:
+		state := string(f.Disk.State)
+		if f.Disk.InstanceID != "" {
+			state += " to instance " + f.Disk.InstanceID
+		}
+		chain = append(chain, metadata.TraceStep{
+			Link: "disk", Object: fmt.Sprintf("disk %s of rack %s", f.Disk.Name, f.Rack), State: state, Since: f.Disk.Created,
+		})
+	case f.DiskGone:
+		chain = append(chain, metadata.TraceStep{Link: "disk", Object: "disk " + f.VolumeID, State: "does not exist"})
+	}
+	switch {
+	case f.Instance != nil:
+		chain = append(chain, metadata.TraceStep{
+			Link: "instance", Object: "instance " + f.Instance.Name, State: f.Instance.RunState, Since: f.Instance.RunStateSince,
+		})
+	case f.InstanceGone:
+		chain = append(chain, metadata.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"})
+	}
+	return append(chain, after...)
+}
+
+func (f Facts) allMessages() []metadata.TraceMessage {
+	messages := slices.Clone(f.Messages)
+	if f.RackError != "" {
+		messages = append(messages, metadata.TraceMessage{Link: "rack", Text: f.RackError})
+	}
+	return messages
+}

@@ -1,0 +1,293 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package diagnose_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// traced is an orchestrator that knows one volume.
+type traced metadata.Trace
+
+func (t traced) Trace(context.Context, metadata.Subject) (metadata.Trace, error) {
+	return metadata.Trace(t), nil
+}
+
+// story is a situation that is made on a simulated rack with a real controller. arrange returns what the orchestrator
+// then knows.
+type story struct {
+	reason string
+	rig    func(*coretest.Options)
+	// arrange makes the situation. trace already has the ID of the volume and of node-a.
+	arrange func(t *testing.T, r *coretest.Rig, trace *metadata.Trace)
+	// asks changes how the command reaches the rack.
+	asks func(*rack.Config)
+}
+
+// said puts the answer of the plugin where the orchestrator puts it.
+func said(trace *metadata.Trace, err error) {
+	if err != nil {
+		trace.Messages = append(trace.Messages, metadata.TraceMessage{Text: status.Convert(err).Message()})
+	}
+}
+
+func publishOnA(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	said(trace, r.Publish(t, trace.VolumeID, r.Node(t, "node-a")))
+}
+
+func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
+
+func condition(condition metadata.TraceCondition) func(*testing.T, *coretest.Rig, *metadata.Trace) {
+	return func(_ *testing.T, _ *coretest.Rig, trace *metadata.Trace) {
+		trace.Conditions = append(trace.Conditions, condition)
+	}
+}
+
+var stories = map[string]story{
+	"nothing is wrong": {reason: "Works", arrange: publishOnA},
+	"no hot-plug":      {reason: "RackHasNoHotplug", rig: noHotplug, arrange: publishOnA},
+	"instance stopped": {reason: "InstanceStopped", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		publishOnA(t, r, trace)
+		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
+		trace.Conditions = append(trace.Conditions, metadata.NodeNotReady)
+	}},
+	"instance deleted": {reason: "InstanceDeleted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		id := r.Node(t, "node-a")
+		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
+		coretest.Must(t, r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}))
+		said(trace, r.Publish(t, trace.VolumeID, id))
+		trace.Conditions = append(trace.Conditions, metadata.NodeNotReady)
+	}},
+	"quota full": {reason: "QuotaExhausted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		coretest.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
+		trace.VolumeID, trace.CSIName = "", "pvc-2"
+		_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("pvc-2"))
+		said(trace, err)
+	}},
+	"slots full": {reason: "InstanceFull", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		for range r.Options.MaxDisks - 1 {
+			coretest.Must(t, r.Publish(t, r.Create(t, rackName(t)), r.Node(t, "node-a")))
+		}
+		publishOnA(t, r, trace)
+	}},
+	"token revoked": {reason: "TokenRejected", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		*r.Token = "oxide-token-revoked"
+		publishOnA(t, r, trace)
+	}},
+	"token revoked, seen by the command alone": {
+		reason: "TokenRejected", arrange: func(*testing.T, *coretest.Rig, *metadata.Trace) {},
+		asks: func(c *rack.Config) { c.Token = rack.FixedToken("oxide-token-revoked") },
+	},
+	"wrong project": {
+		reason: "ProjectUnusable", arrange: func(*testing.T, *coretest.Rig, *metadata.Trace) {},
+		asks: func(c *rack.Config) { c.Project = "another" },
+	},
+	"role too low": {reason: "RoleTooLow", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		token, err := r.Sim.NewToken(t.Context(), "viewer")
+		coretest.Must(t, err)
+		*r.Token = token
+		publishOnA(t, r, trace)
+	}},
+	"twin serial": {reason: "SerialCollision", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		twin := string(r.Disk(t, trace.VolumeID).Name) + "-twin"
+		r.AttachByHand(t, r.UserDisk(t, coretest.Project, twin, "").Id, r.Node(t, "node-a"))
+		publishOnA(t, r, trace)
+	}},
+	"attached elsewhere": {
+		reason: "AttachedElsewhere",
+		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+			publishOnA(t, r, trace)
+		},
+	},
+	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		coretest.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(trace.VolumeID)}))
+		publishOnA(t, r, trace)
+	}},
+	"disk faulted": {reason: "DiskFaulted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		coretest.Must(t, r.Sim.SetDiskState(t.Context(), trace.VolumeID, "faulted"))
+		publishOnA(t, r, trace)
+	}},
+	"restart planned": {
+		reason: "RestartPlanned", arrange: publishOnA,
+		rig: func(o *coretest.Options) {
+			noHotplug(o)
+			o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
+				Policy: restart.Plan, Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute,
+			}}
+		},
+	},
+	"restart refused": {
+		reason: "RestartRefused",
+		rig: func(o *coretest.Options) {
+			noHotplug(o)
+			o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
+				Policy: restart.Allow, Shutdown: restart.Guest, Requester: refusing{}, MaxDown: 1, HaltTimeout: time.Minute,
+				CoolDown: 2 * time.Second, Poll: 10 * time.Millisecond, Idle: 10 * time.Millisecond,
+			}}
+		},
+		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+				err := r.Publish(t, trace.VolumeID, r.Node(t, "node-a"))
+				if strings.Contains(status.Convert(err).Message(), "pods would end") {
+					said(trace, err)
+					return
+				}
+			}
+			t.Error("the restart was not refused")
+		},
+	},
+	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		r.Inject(t, "disk_view", simtest.FaultStatus, 503)
+		publishOnA(t, r, trace)
+	}},
+	"node gone":             {reason: "NodeNotReady", arrange: condition(metadata.NodeNotReady)},
+	"plugin not registered": {reason: "PluginNotRegistered", arrange: condition(metadata.NotRegistered)},
+	"class without plugin":  {reason: "OtherDriver", arrange: condition(metadata.OtherDriver)},
+	"snapshot not ready":    {reason: "SnapshotNotReady", arrange: condition(metadata.SnapshotNotReady)},
+	"expansion waits":       {reason: "ExpansionWaits", arrange: condition(metadata.ExpansionPending)},
+}
+
+// refusing is a node that refuses every restart.
+type refusing struct{}
+
+func (refusing) Request(context.Context, string, string) error { return nil }
+func (refusing) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+	return metadata.RestartReply{State: metadata.RestartRefused, Reason: "pods would end"}, nil
+}
+func (r refusing) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+	return r.Reply(ctx, instance, id)
+}
+func (refusing) Forget(context.Context, string, string) error                 { return nil }
+func (refusing) Report(context.Context, string, metadata.RestartReport) error { return nil }
+
+func rackName(t *testing.T) string { return t.Name() + time.Now().String() }
+
+// The verdict of each story that a rack and a controller can make is right. Its first line says what is wrong, who acts
+// and what to do, with all names filled in. The command only reads.
+func TestStories(t *testing.T) {
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := coretest.New(t, func(o *coretest.Options) {
+				o.Rack = simrack.Options{
+					Token: coretest.Token, Project: coretest.Project, Instances: []string{"node-a", "node-b"}, Hotplug: true,
+				}
+				if s.rig != nil {
+					s.rig(o)
+				}
+			})
+			trace := metadata.Trace{
+				VolumeID: r.Create(t, "pvc-1"), Claim: "default/data", Node: "worker-1", NodeID: r.Node(t, "node-a"),
+			}
+			s.arrange(t, r, &trace)
+			config := rack.Config{
+				Name:    "default",
+				Host:    r.Sim.Host,
+				Project: coretest.Project,
+				Token:   rack.FixedToken(coretest.Token),
+			}
+			if s.asks != nil {
+				s.asks(&config)
+			}
+			client, err := rack.New(config)
+			coretest.Must(t, err)
+			r.ClearCalls(t)
+			got, err := diagnose.Explain(
+				t.Context(),
+				metadata.Subject{Claim: "default/data"},
+				traced(trace),
+				[]*rack.Client{client},
+				coretest.Cluster,
+			)
+			if err != nil || got.Reason != s.reason {
+				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)
+			}
+			if strings.ContainsAny(got.Verdict+got.Next, "{}") || got.Actor == "" || got.Next == "" || got.Verdict == "" {
+				t.Errorf("incomplete: %+v", got)
+			}
+			calls, err := r.Sim.Calls(t.Context())
+			coretest.Must(t, err)
+			for _, call := range calls.Log {
+				if call.Method != "GET" && !strings.HasPrefix(s.reason, "Restart") { // there the engine works too
+					t.Errorf("the command sent %s %s", call.Method, call.Path)
+				}
+			}
+		})
+	}
+}
+
+// A volume that neither the orchestrator nor a rack knows is an error. Without an orchestrator the rack's part is shown.
+func TestExplainWithoutAnOrchestrator(t *testing.T) {
+	r := coretest.New(t)
+	id, racks := r.Create(t, "postgres"), []*rack.Client{newRack(t, r)}
+	for _, subject := range []metadata.Subject{{VolumeID: id}, {Name: "postgres"}} {
+		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster)
+		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, id) {
+			t.Errorf("%+v: %+v, %v", subject, got, err)
+		}
+	}
+	if got, err := diagnose.Explain(
+		t.Context(),
+		metadata.Subject{Name: "none"},
+		nil,
+		racks,
+		coretest.Cluster,
+	); err == nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+// docs/how-to/troubleshooting.md is made from the table.
+func TestTroubleshootingPage(t *testing.T) {
+	const page = "../../../docs/how-to/troubleshooting.md"
+	want := diagnose.Page()
+	if os.Getenv("UPDATE") != "" {
+		coretest.Must(t, os.WriteFile(page, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(page)
+	coretest.Must(t, err)
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("the page differs from the table; run this test with UPDATE=1 (-table +page):\n%s", diff)
+	}
+}
+
+// Reasons are permanent, and each is one word.
+func TestReasonsArePermanent(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range diagnose.Symptoms {
+		if seen[s.Reason] || strings.ContainsAny(s.Reason, " -_") || s.Why == "" {
+			t.Errorf("%+v", s)
+		}
+		seen[s.Reason] = true
+	}
+	for _, reason := range []string{
+		"TokenRejected", "ProjectUnusable", "OtherDriver", "SnapshotNotReady", "QuotaExhausted", "InstanceDeleted",
+		"RestartRefused", "RestartPlanned", "InstanceFull", "SerialCollision", "InstanceStopped", "RackHasNoHotplug",
+		"PluginNotRegistered", "NodeNotReady", "WrongPassphrase", "DiskNotResponding", "DiskInUse", "ForeignFilesystem",
+		"FilesystemUnclean", "ExpansionWaits",
+	} {
+		if !seen[reason] {
+			t.Errorf("the table has no %s any more", reason)
+		}
+	}
+}

@@ -1,0 +1,232 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package diagnose_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// orchestrator knows what a test gives it.
+type orchestrator struct {
+	has metadata.Inventory
+	err error
+}
+
+func (o *orchestrator) Inventory(context.Context) (metadata.Inventory, error) { return o.has, o.err }
+
+func newRack(t *testing.T, r *coretest.Rig) *rack.Client {
+	t.Helper()
+	client, err := rack.New(rack.Config{
+		Name: r.Options.RackName, Host: r.Sim.Host, Project: coretest.Project,
+		Token: rack.FixedToken(coretest.Token), LostAnswerWait: time.Millisecond,
+	})
+	coretest.Must(t, err)
+	return client
+}
+
+// cleaner is a cleaner for which everything is two days old.
+func cleaner(t *testing.T, r *coretest.Rig, known metadata.Inventorist) diagnose.Cleaner {
+	racks := []*rack.Client{newRack(t, r)}
+	return diagnose.Cleaner{
+		Racks: racks, Cluster: coretest.Cluster, Orchestrator: known,
+		Now: func() time.Time { return time.Now().Add(48 * time.Hour) },
+		Service: controller.New(controller.Options{
+			Racks: racks, Cluster: coretest.Cluster, MaxDisks: 8, Log: coretest.DiscardLog(),
+		}),
+	}
+}
+
+func find(t *testing.T, c diagnose.Cleaner) diagnose.Orphans {
+	t.Helper()
+	found, err := diagnose.FindOrphans(t.Context(), c.Racks, c.Cluster, c.Orchestrator, c.Now())
+	coretest.Must(t, err)
+	return found
+}
+
+// kept maps the ID of each orphan to the reason why it is kept.
+func kept(found diagnose.Orphans) map[string]string {
+	reasons := map[string]string{}
+	for _, o := range found.Orphans {
+		reasons[o.ID] = o.Keep
+	}
+	return reasons
+}
+
+func volumes(ids ...string) (known []metadata.KnownObject) {
+	for _, id := range ids {
+		known = append(known, metadata.KnownObject{ID: id, Object: "PersistentVolume " + id})
+	}
+	return known
+}
+
+// Orphans are this cluster's disks and snapshots that the orchestrator does not know. What may not be deleted says why.
+func TestOrphans(t *testing.T) {
+	r := coretest.New(t)
+	used, orphan, attached := r.Create(t, "used"), r.Create(t, "orphan"), r.Create(t, "attached")
+	coretest.Must(t, r.Publish(t, attached, r.Node(t, "node-a")))
+	pending := r.Create(t, "pvc-123")
+	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: used, Name: "monday"})
+	coretest.Must(t, err)
+	snapshotID := snapshot.GetSnapshot().GetSnapshotId()
+	// Of another cluster, of a user, and with a description that somebody has copied.
+	r.UserDisk(t, coretest.Project, "theirs", rack.NewDescription("other", "x", "").Encode())
+	r.UserDisk(t, coretest.Project, "by-hand", "mine")
+	copied := r.UserDisk(t, coretest.Project, "copied", rack.NewDescription(coretest.Cluster, "orphan", "").Encode()).Id
+
+	known := &orchestrator{}
+	known.has.Volumes = append(volumes(used, coretest.NoVolumeID),
+		metadata.KnownObject{CSIName: "pvc-123", Object: "PersistentVolumeClaim default/data"})
+	c := cleaner(t, r, known)
+	found := find(t, c)
+	want := map[string]string{
+		orphan: "", snapshotID: "", attached: "it is attached to instance " + r.Node(t, "node-a"),
+		copied: "it is not certainly this plugin's: its name does not follow from its description",
+	}
+	if diff := cmp.Diff(want, kept(found)); diff != "" {
+		t.Errorf("orphans (-want +got):\n%s", diff)
+	}
+	if len(found.Missing) != 1 || found.Missing[0].ID != coretest.NoVolumeID || found.QuotaBytes() != 4*coretest.GiB {
+		t.Errorf("missing %+v, quota %d", found.Missing, found.QuotaBytes())
+	}
+
+	c.Now = time.Now
+	for id, why := range kept(find(t, c)) {
+		if why == "" {
+			t.Errorf("%s is young and not kept", id)
+		}
+	}
+	c = cleaner(t, r, known)
+	for _, ids := range [][]string{{orphan, attached}, {orphan, copied}, {orphan, used}, {orphan, pending}} {
+		if deleted, err := c.Delete(t.Context(), ids); err == nil || len(deleted) > 0 {
+			t.Errorf("%v: deleted %v, %v", ids, deleted, err)
+		}
+	}
+	deleted, err := c.Delete(t.Context(), []string{orphan, snapshotID})
+	if err != nil || len(deleted) != 2 {
+		t.Errorf("deleted %v, %v", deleted, err)
+	}
+	if left := kept(find(t, c)); len(left) != 2 {
+		t.Errorf("left: %v", left)
+	}
+	for _, id := range []string{used, pending, attached} {
+		r.Disk(t, id)
+	}
+}
+
+// An orchestrator that cannot be read completely, one that knows no disk at all, and a rack whose lists end early have
+// no orphans to delete.
+func TestOrphansAreNotGuessed(t *testing.T) {
+	r := coretest.New(t)
+	orphan := r.Create(t, "orphan")
+	for name, known := range map[string]*orchestrator{
+		"incomplete":      {err: errors.New("forbidden")},
+		"another cluster": {},
+	} {
+		if deleted, err := cleaner(t, r, known).Delete(t.Context(), []string{orphan}); err == nil || len(deleted) > 0 {
+			t.Errorf("%s: deleted %v, %v", name, deleted, err)
+		}
+	}
+	used := r.Create(t, "used")
+	known := &orchestrator{}
+	known.has.Volumes = volumes(used)
+	for _, operation := range []string{"disk_list", "snapshot_list", "anti_affinity_group_list"} {
+		// More than once: a request that an earlier round has cancelled may still arrive.
+		_, err := r.Sim.Inject(
+			t.Context(),
+			simtest.Fault{Operation: operation, Kind: simtest.FaultStatus, Status: 500, Count: new(9)},
+		)
+		coretest.Must(t, err)
+		if deleted, err := cleaner(t, r, known).Delete(t.Context(), []string{orphan}); err == nil || len(deleted) > 0 {
+			t.Errorf("%s: deleted %v, %v", operation, deleted, err)
+		}
+	}
+	coretest.Must(t, r.Sim.ClearFaults(t.Context()))
+	// The orchestrator gets its object between the list and the deletion.
+	known.has.Volumes = volumes(used, orphan)
+	if deleted, err := cleaner(t, r, known).Delete(t.Context(), []string{orphan}); err == nil || len(deleted) > 0 {
+		t.Errorf("known again: deleted %v, %v", deleted, err)
+	}
+	r.Disk(t, orphan)
+}
+
+// A disk that another cluster has adopted is not ours, and one that we have adopted is. A record is an orphan when its
+// disk is gone.
+func TestOrphansOfAdoptions(t *testing.T) {
+	r := coretest.New(t)
+	used, away := r.Create(t, "used"), r.Create(t, "away")
+	client := newRack(t, r)
+	record := func(disk, cluster string) {
+		_, err := client.CreateRecord(t.Context(), "csi-adopt-"+disk,
+			fmt.Sprintf(`{"v":1,"cluster":%q,"from":"x","disk":%q}`, cluster, disk))
+		coretest.Must(t, err)
+	}
+	record(away, "other")
+	record(coretest.NoVolumeID, coretest.Cluster)
+	known := &orchestrator{}
+	known.has.Volumes = volumes(used)
+	c := cleaner(t, r, known)
+	found := find(t, c)
+	if len(found.Orphans) != 1 || found.Orphans[0].Kind != diagnose.KindRecord || found.Orphans[0].Keep != "" {
+		t.Fatalf("%+v", found.Orphans)
+	}
+	if deleted, err := c.Delete(t.Context(), []string{found.Orphans[0].ID}); err != nil || len(deleted) != 1 {
+		t.Errorf("%v, %v", deleted, err)
+	}
+	if found := find(t, c); len(found.Orphans) > 0 {
+		t.Errorf("%+v", found.Orphans)
+	}
+}
+
+// The number of calls follows from the size of the lists alone, and nothing is changed. 500 fit on a page, so 10,000
+// volumes take 23 calls: at 50 ms a call little more than a second.
+func TestOrphansAreFoundInOnePass(t *testing.T) {
+	r := coretest.New(t)
+	const count = 1100
+	var ids []string
+	for i := range count {
+		disk := r.UserDisk(
+			t,
+			coretest.Project,
+			fmt.Sprintf("csi-x-%d", i),
+			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode(),
+		)
+		if i%2 == 0 {
+			ids = append(ids, disk.Id)
+		}
+	}
+	known := &orchestrator{}
+	known.has.Volumes = volumes(ids...)
+	c := cleaner(t, r, known)
+	r.ClearCalls(t)
+	if found := find(t, c); len(found.Orphans) != count/2 {
+		t.Errorf("%d orphans, want %d", len(found.Orphans), count/2)
+	}
+	total := 0
+	for operation, calls := range r.Calls(t) {
+		total += calls
+		if !strings.HasSuffix(operation, "_list") && operation != "ping" && operation != "project_view" {
+			t.Errorf("%d calls of %s", calls, operation)
+		}
+	}
+	// Three pages of disks and one that ends the list, one page of snapshots and one of records, the project, two pings.
+	if total > 9 {
+		t.Errorf("%d calls: %v", total, r.Calls(t))
+	}
+}

@@ -1,0 +1,238 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package diagnose
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// Limits above which the rack gets a warning.
+const (
+	clockLimit   = 30 * time.Second
+	latencyLimit = time.Second
+	// latencyCalls is how many calls measure the latency.
+	latencyCalls = 10
+	// restartLimit is longer than a planned restart takes.
+	restartLimit = time.Hour
+	tokenLimit   = 7 * 24 * time.Hour
+	// quotaPart is the part of the quota that is left when there is a warning: a tenth.
+	quotaPart = 10
+)
+
+// Clock compares the rack's clock with this host's by the Date header of answers. Its resolution is a second.
+type Clock struct {
+	Next http.RoundTripper
+
+	mu     sync.Mutex
+	seen   bool
+	offset time.Duration
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (c *Clock) RoundTrip(req *http.Request) (*http.Response, error) {
+	sent := time.Now()
+	resp, err := c.Next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if date, parseErr := http.ParseTime(resp.Header.Get("Date")); parseErr == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		middle := sent.Add(time.Since(sent) / 2)
+		c.seen, c.offset = true, date.Sub(middle).Round(time.Second)
+	}
+	return resp, nil
+}
+
+// difference is how far the rack's clock is ahead. It returns false if no answer had a Date.
+func (c *Clock) difference() (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.offset, c.seen
+}
+
+// ExamineRack examines a rack. clock has seen the client's answers; it may be nil. It only reads, and reads each list
+// once.
+func ExamineRack(
+	ctx context.Context,
+	client *rack.Client,
+	clock *Clock,
+	cluster string,
+	now time.Time,
+) []metadata.Finding {
+	e := &examination{area: "rack " + client.Name()}
+	project, err := client.Check(ctx)
+	if err != nil {
+		e.fail("API, certificate, token and project", symptomOf(err).Next, "%s", err)
+		return e.findings
+	}
+	e.ok(
+		"API, certificate, token and project",
+		"API version %s, project %q (%s)",
+		client.APIVersion(),
+		client.ProjectName(),
+		project,
+	)
+	e.latency(ctx, client)
+	if offset, seen := clock.differenceOrNone(); seen && offset.Abs() > clockLimit {
+		e.warn(
+			"clock",
+			"set this host's clock by NTP: ages of leases and snapshots depend on it",
+			"the rack is %s ahead of this host",
+			offset,
+		)
+	} else if seen {
+		e.ok("clock", "differs by %s", offset)
+	}
+	e.quota(ctx, client)
+	e.token(ctx, client, now)
+	e.contents(ctx, client, cluster, now)
+	e.ok("hot-plug and the role to create", "a rack does not tell: the first attach and the first create show it")
+	return e.findings
+}
+
+// differenceOrNone is [Clock.difference], also without a clock.
+func (c *Clock) differenceOrNone() (time.Duration, bool) {
+	if c == nil {
+		return 0, false
+	}
+	return c.difference()
+}
+
+// symptomOf is the row of an error of the rack.
+func symptomOf(err error) Symptom { return Verdict(Facts{RackError: err.Error()}) }
+
+func (e *examination) latency(ctx context.Context, client *rack.Client) {
+	var took []time.Duration
+	for range latencyCalls {
+		start := time.Now()
+		if err := client.ConfirmProject(ctx); err != nil {
+			e.fail("latency", symptomOf(err).Next, "%s", err)
+			return
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	median, worst := took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond)
+	if worst > latencyLimit {
+		e.warn(
+			"latency",
+			"look at the network between this host and the rack, and at the rack's load",
+			"p50 %s, worst of %d %s",
+			median,
+			latencyCalls,
+			worst,
+		)
+		return
+	}
+	e.ok("latency", "p50 %s, worst of %d %s", median, latencyCalls, worst)
+}
+
+func (e *examination) quota(ctx context.Context, client *rack.Client) {
+	quota, used, err := client.Storage(ctx)
+	switch {
+	case err != nil:
+		e.fail("quota", symptomOf(err).Next, "%s", err)
+	case used >= quota:
+		e.fail("quota", symptomOf(rack.ErrCapacity).Next, "%s of %s is used", config.Size(used), config.Size(quota))
+	case quota-used < quota/quotaPart:
+		e.warn("quota", symptomOf(rack.ErrCapacity).Next, "%s of %s is left", config.Size(quota-used), config.Size(quota))
+	default:
+		e.ok("quota", "%s of %s is left", config.Size(quota-used), config.Size(quota))
+	}
+}
+
+// token looks at when the tokens of the user expire. The rack does not tell which of them is ours.
+func (e *examination) token(ctx context.Context, client *rack.Client, now time.Time) {
+	tokens, err := client.AccessTokens(ctx)
+	if err != nil {
+		e.warn("token", "read the token's expiry in the rack's console", "its expiry cannot be read: %s", err)
+		return
+	}
+	var first time.Time
+	for _, token := range tokens {
+		if !token.Expires.IsZero() && (first.IsZero() || token.Expires.Before(first)) {
+			first = token.Expires
+		}
+	}
+	switch {
+	case first.IsZero():
+		e.ok("token", "does not expire")
+	case first.Sub(now) < tokenLimit:
+		e.warn(
+			"token",
+			"make a new token and put it into the token file",
+			"a token of this user expires at %s",
+			first.UTC().Format(time.RFC3339),
+		)
+	default:
+		e.ok("token", "no token of this user expires before %s", first.UTC().Format(time.RFC3339))
+	}
+}
+
+// contents lists disks, snapshots and records.
+func (e *examination) contents(ctx context.Context, client *rack.Client, cluster string, now time.Time) {
+	all, err := readContents(ctx, []*rack.Client{client})
+	if err != nil {
+		e.fail("disks, snapshots and records", symptomOf(err).Next, "%s", err)
+		return
+	}
+	c, ours, attached := all[0], 0, 0
+	owners := controller.Adoptions(c.records)
+	var faulted []string
+	for _, disk := range c.disks {
+		if ownedBy(disk.Description, owners[disk.ID]) != cluster {
+			continue
+		}
+		ours++
+		if disk.InstanceID != "" {
+			attached++
+		}
+		if disk.State == rack.Faulted {
+			faulted = append(faulted, disk.ID)
+		}
+	}
+	e.ok("disks", "%d of this cluster, %d of them attached; %d in the project", ours, attached, len(c.disks))
+	if len(faulted) > 0 {
+		e.fail("faulted disks", "report the disks to the operator of the rack", "%s", strings.Join(faulted, ", "))
+	}
+	e.records(c, cluster, now)
+}
+
+// records looks for planned restarts that have not ended, and for records that nobody needs.
+func (e *examination) records(c contents, cluster string, now time.Time) {
+	planned := 0
+	for _, record := range c.records {
+		instance := restart.RecordedInstance(record, cluster)
+		if instance == "" {
+			continue
+		}
+		planned++
+		if age := now.Sub(record.Created); age > restartLimit {
+			e.warn(
+				"planned restarts",
+				"see the controller's log, and that the instance runs: oxide-csi volume list shows why it waits",
+				"the restart of instance %s has begun %s ago and has not ended",
+				instance,
+				age.Round(time.Minute),
+			)
+		}
+	}
+	e.ok("planned restarts", "%d under way", planned)
+	if left := recordOrphans(c, cluster); len(left) > 0 {
+		e.warn("records", "oxide-csi orphans --delete", "%d records of this cluster are of disks that are gone", len(left))
+	}
+}

@@ -1,0 +1,180 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+)
+
+const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
+line is ok, a warning or a failure, with what was looked at, what was found and what to do. It changes nothing.
+
+It examines a rack if the settings of a rack are set, as in the controller's container; the node if --mode, the Node's
+name or the state folder says that this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR.
+
+` + operatorHelp + `
+
+Exit codes: 0, all is well; 1, there are warnings; 2, there are failures, or the settings are wrong.`
+
+// doctorTimeout bounds the whole examination.
+const doctorTimeout = 2 * time.Minute
+
+func doctorCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
+	o := &operator{environ: environ, stdout: stdout, stderr: stderr}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine rack, node and orchestrator",
+		Long:  doctorHelp,
+		Example: `  kubectl -n oxide-csi exec deploy/oxide-csi-controller -- /oxide-csi doctor
+  kubectl -n oxide-csi exec ds/oxide-csi-node -- /oxide-csi doctor`,
+		Args:              noArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	return o.command(cmd, func(cmd *cobra.Command, cfg config.Config, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
+		defer cancel()
+		findings, err := o.examine(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		if err := o.printFindings(findings); err != nil {
+			return err
+		}
+		if code := diagnose.ExitCode(findings); code != 0 {
+			return exitError{code, fmt.Errorf("see the lines that are not ok: docs/how-to/troubleshooting.md")}
+		}
+		return nil
+	})
+}
+
+// examine examines all parts at once.
+func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.Finding, error) {
+	var parts []func() []metadata.Finding
+	log := slog.New(slog.DiscardHandler)
+	if cfg.Mode.Controller() {
+		for _, one := range cfg.RackList() {
+			client, clock, err := newClockedRack(one, log)
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, func() []metadata.Finding {
+				return diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, time.Now())
+			})
+		}
+	}
+	if isNode(cfg, o.environ) {
+		parts = append(
+			parts,
+			func() []metadata.Finding { return diagnose.ExamineNode(ctx, nodeToExamine(cfg, o.environ, log)) },
+		)
+	}
+	if orchestrator := examiner(cfg); orchestrator != nil {
+		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
+	}
+	if len(parts) == 0 {
+		return nil, usage(
+			"there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig",
+		)
+	}
+	found := make([][]metadata.Finding, len(parts))
+	var group sync.WaitGroup
+	for i, part := range parts {
+		group.Go(func() { found[i] = part() })
+	}
+	group.Wait()
+	var all []metadata.Finding
+	for _, findings := range found {
+		all = append(all, findings...)
+	}
+	return all, nil
+}
+
+// examiner returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
+func examiner(cfg config.Config) metadata.Examiner {
+	switch options := kubernetesOptions(cfg); {
+	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
+		return kubernetes.NewOperator(options)
+	case cfg.Orchestrator() == config.MetadataNomad:
+		return nomad.NewOperator(nomadOptions(cfg))
+	}
+	return nil
+}
+
+// newClockedRack makes a client of a rack that also reads the rack's clock.
+func newClockedRack(cfg config.Rack, log *slog.Logger) (*rack.Client, *diagnose.Clock, error) {
+	clock := &diagnose.Clock{}
+	client, err := newRackThrough(cfg, nil, log, func(next http.RoundTripper) http.RoundTripper {
+		clock.Next = next
+		return clock
+	})
+	return client, clock, err
+}
+
+// isNode reports whether this machine is, or should be, a node.
+func isNode(cfg config.Config, environ []string) bool {
+	_, err := os.Stat(cfg.StateDir)
+	set := getenv(environ, "OXIDE_CSI_MODE") != "" || cfg.NodeName != "" || cfg.InstanceID != "" || cfg.MetadataFile != ""
+	return cfg.Mode == config.ModeAll || cfg.Mode == config.ModeNode && (set || err == nil)
+}
+
+func nodeToExamine(cfg config.Config, environ []string, log *slog.Logger) diagnose.Node {
+	n := diagnose.Node{
+		Devices: device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot}, MaxDisks: cfg.MaxDisks, StateDir: cfg.StateDir,
+		MountDirs: []string{"/var/lib/kubelet"}, Proc: "/proc",
+	}
+	if cfg.InstanceID != "" || cfg.MetadataFile != "" {
+		explicit := static.New(static.Options{InstanceID: cfg.InstanceID, File: cfg.MetadataFile, Log: log})
+		n.Sources = append(n.Sources, diagnose.IdentitySource{Name: config.MetadataStatic, Provider: explicit})
+	}
+	for _, name := range sources(cfg) {
+		n.Sources = append(n.Sources, diagnose.IdentitySource{Name: name, Provider: source(name, cfg, log)})
+	}
+	if socket := getenv(environ, "CSI_ENDPOINT"); socket != "" {
+		var path config.SocketFlag
+		if err := path.Set(socket); err == nil {
+			n.Sockets = append(n.Sockets, string(path))
+		}
+	}
+	if cfg.KubeletRegistrationDir != "" {
+		cfg.Mode = cmp.Or(cfg.Mode, config.ModeNode)
+		n.Sockets = append(n.Sockets, filepath.Clean(cfg.KubeletSocket()))
+	}
+	return n
+}
+
+func (o *operator) printFindings(findings []metadata.Finding) error {
+	if o.json {
+		return printJSON(o.stdout, findings)
+	}
+	return printTable(o.stdout, func(w io.Writer) {
+		for _, f := range findings {
+			text := f.Found
+			if f.Next != "" {
+				text += ": " + f.Next
+			}
+			line(w, string(f.Status), f.Area, f.Looked, text)
+		}
+	})
+}

@@ -1,0 +1,64 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main_test
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// The command finds out what there is to examine. Its exit code says how it is. It changes nothing on the rack.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	environ := h.rackEnv(t)
+	must(t, h.sim.ClearCalls(t.Context()))
+	well := runPlugin(t, environ, "doctor")
+	if well.code != 0 || !strings.Contains(well.stdout, "API version") || strings.Contains(well.stdout, "warning") {
+		t.Errorf("%+v", well)
+	}
+	if !strings.Contains(well.stdout, "clock") {
+		t.Errorf("the clocks are not compared: %s", well.stdout)
+	}
+	calls, err := h.sim.Calls(t.Context())
+	must(t, err)
+	for _, call := range calls.Log {
+		if call.Method != "GET" {
+			t.Errorf("doctor sent %s %s", call.Method, call.Path)
+		}
+	}
+	cluster := runPlugin(
+		t,
+		nil,
+		"doctor",
+		serveCluster(t, newCluster("", "")),
+		"--state-dir="+filepath.Join(h.dir, "none"),
+	)
+	if cluster.code != 2 || !strings.Contains(cluster.stdout, "csi.oxide.computer does not exist") ||
+		strings.Contains(cluster.stdout, "NVMe") {
+		t.Errorf("%+v", cluster)
+	}
+	must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
+	full := runPlugin(t, environ, "doctor", "--json")
+	var findings []metadata.Finding
+	must(t, json.Unmarshal([]byte(full.stdout), &findings))
+	if full.code != 2 || len(findings) < 5 {
+		t.Errorf("%+v", full)
+	}
+	none := runPlugin(t, []string{"OXIDE_CSI_STATE_DIR=" + filepath.Join(h.dir, "none")}, "doctor")
+	if none.code != 2 || !strings.Contains(none.stderr, "nothing to examine") {
+		t.Errorf("%+v", none)
+	}
+	node := runPlugin(t, []string{"OXIDE_INSTANCE_ID=" + h.sim.Instances[0].ID, "OXIDE_CSI_METADATA=static"}, "doctor")
+	if !strings.Contains(node.stdout, "static says "+h.sim.Instances[0].ID) ||
+		strings.Contains(node.stdout, "rack default") {
+		t.Errorf("%+v", node)
+	}
+}

@@ -1,0 +1,120 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+)
+
+const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
+wrong, with a permanent word by which docs/how-to/troubleshooting.md is sorted. Then it says who has to act, and the next
+step; then come all links of the chain, and what the plugin and the orchestrator said last. It changes nothing.
+
+VOLUME is a volume ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME, or the name of a PersistentVolume. Without an orchestrator it
+is a volume ID or the name of a volume, and the command shows the rack's part. The node's part is what the orchestrator
+repeats of the node plugin's answers.
+
+` + operatorHelp
+
+func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
+	o := &operator{environ: environ, stdout: stdout, stderr: stderr}
+	cmd := &cobra.Command{
+		Use:   "explain VOLUME",
+		Short: "Say why a volume does not work, and who has to act",
+		Long:  explainHelp,
+		Example: `  oxide-csi explain default/data --kubeconfig=$HOME/.kube/config
+  oxide-csi explain pod/default/postgres-0 --kubeconfig=$HOME/.kube/config`,
+		Args:              exactly("VOLUME"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	return o.command(cmd, func(cmd *cobra.Command, cfg config.Config, args []string) error {
+		racks, err := o.racks(cfg, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		subject, err := parseSubject(args[0])
+		if err != nil {
+			return err
+		}
+		orchestrator := tracer(cfg)
+		if orchestrator == nil && (len(racks) == 0 || subject.Claim != "" || subject.Pod != "") {
+			return usage(
+				"explain needs an orchestrator for this: set --kubeconfig; for a volume ID the settings of a rack are enough",
+			)
+		}
+		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID)
+		if err != nil {
+			return err
+		}
+		if o.json {
+			return printJSON(o.stdout, explained)
+		}
+		return printTable(o.stdout, func(w io.Writer) { printExplanation(w, explained) })
+	})
+}
+
+// tracer returns the orchestrator of the settings, or nil.
+func tracer(cfg config.Config) metadata.Tracer {
+	if cfg.Orchestrator() == config.MetadataKubernetes {
+		return kubernetes.NewOperator(kubernetesOptions(cfg))
+	}
+	return nil
+}
+
+func parseSubject(text string) (metadata.Subject, error) {
+	parts := strings.Split(text, "/")
+	for _, part := range parts {
+		if part == "" {
+			return metadata.Subject{}, usage(
+				"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
+				text,
+			)
+		}
+	}
+	switch {
+	case len(parts) == 3 && parts[0] == "pod":
+		return metadata.Subject{Pod: parts[1] + "/" + parts[2]}, nil
+	case len(parts) == 2:
+		return metadata.Subject{Claim: text}, nil
+	case len(parts) > 1:
+		return metadata.Subject{}, usage(
+			"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
+			text,
+		)
+	}
+	if id, ok := diskname.ParseID(text); ok {
+		return metadata.Subject{VolumeID: id}, nil
+	}
+	return metadata.Subject{Name: text}, nil
+}
+
+func printExplanation(w io.Writer, e diagnose.Explanation) {
+	line(w, e.Reason+": "+e.Verdict)
+	line(w, "who acts: "+e.Actor)
+	line(w, "next: "+e.Next)
+	line(w)
+	for _, step := range e.Chain {
+		mark := ""
+		if step.Link == e.Broken {
+			mark = "  <- here"
+		}
+		line(w, step.Link, step.Object, step.State+mark, ageText(step.Since))
+	}
+	for _, message := range e.Messages {
+		line(w)
+		line(w, fmt.Sprintf("%s, %s ago: %s", message.Link, ageText(message.Last), message.Text))
+	}
+}

@@ -1,0 +1,65 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// The commands of an operator use the plugin's own settings, and need no running plugin.
+
+// operatorHelp ends the help of these commands.
+const operatorHelp = `It uses the plugin's own settings, as flags, from the environment or from a file: in the plugin's container nothing has to
+be set. With --kubeconfig, NOMAD_ADDR and the settings of a rack it runs anywhere.`
+
+// operator holds what the commands of an operator share.
+type operator struct {
+	environ        []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	json           bool
+}
+
+// command adds the flags to a command, and makes it run with the loaded settings.
+func (o *operator) command(cmd *cobra.Command, run func(*cobra.Command, config.Config, []string) error) *cobra.Command {
+	flags := cmd.Flags()
+	flags.BoolVar(&o.json, "json", false, "print the result as one JSON value")
+	config.OperatorFlags(flags)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, warnings, err := config.LoadOperator(flags, o.environ)
+		for _, warning := range warnings {
+			fmt.Fprintf(o.stderr, "oxide-csi: warning: %s\n", warning)
+		}
+		if err != nil {
+			return err
+		}
+		o.stdin = cmd.InOrStdin()
+		return run(cmd, cfg, args)
+	}
+	return cmd
+}
+
+// racks makes the clients of the configured racks. There are none in mode node.
+func (o *operator) racks(cfg config.Config, log *slog.Logger) ([]*rack.Client, error) {
+	var racks []*rack.Client
+	if !cfg.Mode.Controller() {
+		return nil, nil
+	}
+	for _, one := range cfg.RackList() {
+		client, err := newRack(one, nil, log)
+		if err != nil {
+			return nil, err
+		}
+		racks = append(racks, client)
+	}
+	return racks, nil
+}

@@ -1,0 +1,35 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package metadata
+
+import "context"
+
+// Status says how serious a finding is.
+type Status string
+
+// The statuses. A warning is something that will become a problem, or that limits the plugin.
+const (
+	StatusOK      Status = "ok"
+	StatusWarning Status = "warning"
+	StatusFailure Status = "failure"
+)
+
+// Finding is one line of an examination.
+type Finding struct {
+	// Area is rack, node, kubernetes or nomad.
+	Area   string `json:"area"`
+	Status Status `json:"status"`
+	// Looked says what was looked at, Found what was found. They hold no secret.
+	Looked string `json:"lookedAt"`
+	Found  string `json:"found"`
+	// Next is what to do. It is empty if Status is ok.
+	Next string `json:"next,omitempty"`
+}
+
+// Examiner examines how an orchestrator is set up for the plugin. It changes nothing. What cannot be read is a finding.
+// It reads each list once.
+type Examiner interface {
+	Examine(ctx context.Context) []Finding
+}

@@ -1,0 +1,293 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+const (
+	csiDrivers = "/apis/storage.k8s.io/v1/csidrivers"
+	leases     = "/apis/coordination.k8s.io/v1/leases"
+	// stuckAfter is longer than an attach takes on a rack with hot-plug.
+	stuckAfter = 5 * time.Minute
+)
+
+// examination collects findings.
+type examination struct {
+	*client
+	findings []metadata.Finding
+}
+
+func (e *examination) add(status metadata.Status, looked, found, next string) {
+	e.findings = append(
+		e.findings,
+		metadata.Finding{Area: "kubernetes", Status: status, Looked: looked, Found: found, Next: next},
+	)
+}
+
+// unreadable adds the failure of a list. The error has the next step.
+func (e *examination) unreadable(looked string, err error) {
+	e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a kubeconfig that may read this")
+}
+
+// Examine implements [metadata.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
+// "leases", "storageclasses", "volumeattachments" and "volumesnapshotclasses". It reads each list once.
+func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
+	e := &examination{client: o.client}
+	e.driver(ctx)
+	e.nodes(ctx)
+	e.sidecars(ctx)
+	e.classes(ctx)
+	e.attachments(ctx)
+	e.snapshots(ctx)
+	return e.findings
+}
+
+func (e *examination) driver(ctx context.Context) {
+	const looked = "CSIDriver"
+	var found struct {
+		object
+		Spec struct{ AttachRequired *bool }
+	}
+	status, err := e.do(ctx, request{
+		method: http.MethodGet, path: csiDrivers + "/" + driver, what: "get CSIDriver", verb: "get", resource: "csidrivers",
+	}, &found, http.StatusNotFound)
+	switch {
+	case err != nil:
+		e.unreadable(looked, err)
+	case status == http.StatusNotFound:
+		e.add(metadata.StatusFailure, looked, driver+" does not exist", "install the plugin: docs/how-to/kubernetes.md")
+	case found.Spec.AttachRequired != nil && !*found.Spec.AttachRequired:
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			"attachRequired is false, so no disk is ever attached",
+			"delete the CSIDriver and apply deploy/k8s again",
+		)
+	default:
+		e.add(metadata.StatusOK, looked, driver, "")
+	}
+}
+
+// nodes compares Nodes with their CSINodes.
+func (e *examination) nodes(ctx context.Context) {
+	const looked = "node plugins"
+	all, err := listAll[object](ctx, e.client, nodes, "nodes")
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	registered, err := listAll[csiNode](ctx, e.client, csiNodes, "csinodes")
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	with, instances := map[string]bool{}, map[string]string{}
+	for _, n := range registered {
+		for _, d := range n.Spec.Drivers {
+			if d.Name != driver {
+				continue
+			}
+			with[n.Name] = true
+			if other, twice := instances[d.NodeID]; twice {
+				e.add(
+					metadata.StatusFailure,
+					"node IDs",
+					fmt.Sprintf("Nodes %s and %s both say that they are instance %s", other, n.Name, d.NodeID),
+					"correct the identity of one of them: docs/how-to/identity.md",
+				)
+			}
+			instances[d.NodeID] = n.Name
+		}
+	}
+	var without []string
+	for _, n := range all {
+		if !with[n.Name] {
+			without = append(without, n.Name)
+		}
+	}
+	e.add(metadata.StatusOK, looked, fmt.Sprintf("on %d of %d Nodes", len(with), len(all)), "")
+	switch {
+	case len(with) == 0:
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			"no Node has the plugin",
+			"kubectl -n oxide-csi get pods -o wide: the DaemonSet's pods must run",
+		)
+	case len(without) > 0:
+		e.add(
+			metadata.StatusWarning,
+			looked,
+			"not on "+some(without),
+			"check the DaemonSet's node selector and tolerations, and its pods on these Nodes",
+		)
+	}
+}
+
+// some names at most five.
+func some(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+// sidecarLeases are the leases of the sidecars without which no volume is made or attached: external-provisioner v6.3.0
+// and external-attacher v4.12.0, cmd.
+var sidecarLeases = map[string]string{
+	"csi-oxide-computer":                          "csi-provisioner",
+	"external-attacher-leader-csi-oxide-computer": "csi-attacher",
+}
+
+// sidecars looks whether a sidecar of each kind has renewed its lease.
+func (e *examination) sidecars(ctx context.Context) {
+	const looked = "sidecars"
+	type lease struct {
+		object
+		Spec struct {
+			RenewTime            time.Time
+			HolderIdentity       string
+			LeaseDurationSeconds int
+		}
+	}
+	all, err := listAll[lease](ctx, e.client, leases, "leases")
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	fresh := map[string]bool{}
+	for _, l := range all {
+		sidecar := sidecarLeases[l.Name]
+		// Twice the duration: the clocks of this host and of the leader may differ a little.
+		if limit := 2 * time.Duration(
+			l.Spec.LeaseDurationSeconds,
+		) * time.Second; sidecar != "" &&
+			time.Since(l.Spec.RenewTime) < limit {
+			fresh[sidecar] = true
+			e.add(metadata.StatusOK, looked, sidecar+" is led by "+l.Spec.HolderIdentity, "")
+		}
+	}
+	for _, sidecar := range []string{"csi-provisioner", "csi-attacher"} {
+		if !fresh[sidecar] {
+			e.add(
+				metadata.StatusFailure,
+				looked,
+				"no "+sidecar+" has renewed its lease",
+				"kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log",
+			)
+		}
+	}
+}
+
+func (e *examination) classes(ctx context.Context) {
+	const looked = "storage classes"
+	type class struct {
+		object
+		Provisioner       string
+		VolumeBindingMode string
+	}
+	all, err := listAll[class](ctx, e.client, storageClasses, "storageclasses")
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	all = slices.DeleteFunc(all, func(c class) bool { return c.Provisioner != driver })
+	if len(all) == 0 {
+		e.add(metadata.StatusWarning, looked, "none names this plugin", "apply a StorageClass with provisioner "+driver)
+		return
+	}
+	var names []string
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	e.add(metadata.StatusOK, looked, some(names), "")
+}
+
+// attachments looks for attaches and detaches that take too long.
+func (e *examination) attachments(ctx context.Context) {
+	const looked = "VolumeAttachments"
+	all, err := listAll[tracedAttachment](ctx, e.client, volumeAttachments, "volumeattachments")
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	count, stuck := 0, 0
+	for _, a := range all {
+		if a.Spec.Attacher != driver {
+			continue
+		}
+		count++
+		what, since, failure := "attach", a.CreationTimestamp.Time, a.Status.AttachError
+		if a.DeletionTimestamp != nil {
+			what, since, failure = "detach", a.DeletionTimestamp.Time, a.Status.DetachError
+		} else if a.Status.Attached {
+			continue
+		}
+		if time.Since(since) < stuckAfter {
+			continue
+		}
+		stuck++
+		why := "no reason is given"
+		if failure != nil {
+			why = strings.Join(strings.Fields(failure.Message), " ")
+		}
+		e.add(
+			metadata.StatusFailure,
+			looked,
+			fmt.Sprintf("%s of %s and Node %s waits since %s: %s", what, a.Spec.Source.PersistentVolumeName,
+				a.Spec.NodeName, since.UTC().Format(time.RFC3339), why),
+			"oxide-csi explain "+a.Spec.Source.PersistentVolumeName,
+		)
+	}
+	if stuck == 0 {
+		e.add(metadata.StatusOK, looked, fmt.Sprintf("%d, none is stuck", count), "")
+	}
+}
+
+func (e *examination) snapshots(ctx context.Context) {
+	const looked = "snapshots"
+	var classes list[object]
+	status, err := e.do(ctx, request{
+		method: http.MethodGet, path: "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
+		what: "list volumesnapshotclasses", verb: "list", resource: "volumesnapshotclasses",
+	}, &classes, http.StatusNotFound)
+	switch {
+	case err != nil:
+		e.unreadable(looked, err)
+	case status == http.StatusNotFound:
+		e.add(
+			metadata.StatusOK,
+			looked,
+			"the cluster has no VolumeSnapshots: docs/how-to/kubernetes.md says how to add them",
+			"",
+		)
+	default:
+		e.add(metadata.StatusOK, looked, "the cluster has VolumeSnapshots", "")
+	}
+}
+
+var _ metadata.Examiner = (*Operator)(nil)
+
+// HasCredentials reports whether the options lead to credentials. A container of a pod may have none.
+func (o Options) HasCredentials() bool {
+	if o.Kubeconfig != "" {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(cmp.Or(o.ServiceAccount, serviceAccount), "token"))
+	return err == nil && o.Host != ""
+}

@@ -1,0 +1,119 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package kubernetes_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+const (
+	driverList     = "/apis/storage.k8s.io/v1/csidrivers"
+	leaseList      = "/apis/coordination.k8s.io/v1/leases"
+	nodeList       = "/api/v1/nodes"
+	csiNodeList    = "/apis/storage.k8s.io/v1/csinodes"
+	classList      = "/apis/storage.k8s.io/v1/storageclasses"
+	attachmentList = "/apis/storage.k8s.io/v1/volumeattachments"
+)
+
+// wellCluster is a cluster in which all is well.
+func wellCluster() *simtest.Cluster {
+	c := simtest.NewCluster(token, nodeList, csiNodeList, classList, attachmentList, leaseList, driverList)
+	c.Put(driverList, "", "csi.oxide.computer", object{"spec": object{"attachRequired": true}})
+	c.Put(nodeList, "", "worker-1", object{})
+	c.Put(csiNodeList, "", "worker-1", registeredAs(idA))
+	c.Put(classList, "", "oxide", object{"provisioner": "csi.oxide.computer"})
+	for _, name := range []string{"csi-oxide-computer", "external-attacher-leader-csi-oxide-computer"} {
+		c.Put(leaseList, "oxide-csi", name, lease(time.Now()))
+	}
+	return c
+}
+
+func registeredAs(instanceID string) object {
+	return object{"spec": object{"drivers": []object{{"name": "csi.oxide.computer", "nodeID": instanceID}}}}
+}
+
+func lease(renewed time.Time) object {
+	return object{
+		"spec": object{
+			"renewTime":            renewed.UTC().Format(time.RFC3339Nano),
+			"holderIdentity":       "pod-1",
+			"leaseDurationSeconds": 15,
+		},
+	}
+}
+
+func attachmentSince(since time.Time, attached bool) object {
+	return object{
+		"metadata": object{"creationTimestamp": since.UTC().Format(time.RFC3339)},
+		"spec": object{
+			"attacher": "csi.oxide.computer",
+			"nodeName": "worker-1",
+			"source":   object{"persistentVolumeName": "pv-1"},
+		},
+		"status": object{"attached": attached, "attachError": object{"message": "no\nroom"}},
+	}
+}
+
+// Each problem of a cluster is one line, and the examination only reads.
+func TestExamine(t *testing.T) {
+	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
+	old := time.Now().Add(-time.Hour)
+	for name, test := range map[string]struct {
+		change func(c *simtest.Cluster)
+		want   map[string]metadata.Status
+	}{
+		"all is well":         {func(*simtest.Cluster) {}, map[string]metadata.Status{}},
+		"no CSIDriver":        {func(c *simtest.Cluster) { c.Remove(driverList, "", "csi.oxide.computer") }, map[string]metadata.Status{"CSIDriver": failure}},
+		"node without plugin": {func(c *simtest.Cluster) { c.Put(nodeList, "", "worker-2", object{}) }, map[string]metadata.Status{"node plugins": warning}},
+		"no plugin at all":    {func(c *simtest.Cluster) { c.Remove(csiNodeList, "", "worker-1") }, map[string]metadata.Status{"node plugins": failure}},
+		"attacher is down": {func(c *simtest.Cluster) {
+			c.Put(leaseList, "oxide-csi", "external-attacher-leader-csi-oxide-computer", lease(old))
+		}, map[string]metadata.Status{"sidecars": failure}},
+		"no storage class":      {func(c *simtest.Cluster) { c.Remove(classList, "", "oxide") }, map[string]metadata.Status{"storage classes": warning}},
+		"attach is stuck":       {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, false)) }, map[string]metadata.Status{"VolumeAttachments": failure}},
+		"attach has just begun": {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(time.Now(), false)) }, map[string]metadata.Status{}},
+		"attached":              {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, true)) }, map[string]metadata.Status{}},
+		"two Nodes are one": {func(c *simtest.Cluster) {
+			c.Put(nodeList, "", "worker-2", object{})
+			c.Put(csiNodeList, "", "worker-2", registeredAs(idA))
+		}, map[string]metadata.Status{"node IDs": failure}},
+		"not allowed": {func(c *simtest.Cluster) { c.Denied[leaseList] = true }, map[string]metadata.Status{"sidecars": warning}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := wellCluster()
+			test.change(c)
+			found := operatorOf(t, c).Examine(t.Context())
+			got := map[string]metadata.Status{}
+			for _, f := range found {
+				if f.Status != metadata.StatusOK {
+					got[f.Looked] = f.Status
+				}
+				if f.Found == "" || f.Looked == "" || (f.Next == "") != (f.Status == metadata.StatusOK) ||
+					strings.Contains(f.Found, "\n") {
+					t.Errorf("incomplete: %+v", f)
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s\n%+v", diff, found)
+			}
+			for _, call := range c.Calls() {
+				if !strings.HasPrefix(call, "GET ") {
+					t.Errorf("it sent %s", call)
+				}
+			}
+			if strings.Contains(fmt.Sprint(found), token) {
+				t.Error("it shows the token")
+			}
+		})
+	}
+}

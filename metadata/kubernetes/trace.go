@@ -1,0 +1,474 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+const storageClasses = "/apis/storage.k8s.io/v1/storageclasses"
+
+// namespaced is the path of a list of a namespace.
+func namespaced(namespace, resource string) string {
+	return "/api/v1/namespaces/" + url.PathEscape(namespace) + "/" + resource
+}
+
+// tracer collects a trace.
+type tracer struct {
+	*client
+	trace metadata.Trace
+}
+
+// tracedPod has the fields of a Pod that are read.
+type tracedPod struct {
+	object
+	Spec struct {
+		NodeName string
+		Volumes  []struct {
+			PersistentVolumeClaim *struct{ ClaimName string }
+			Ephemeral             *struct{}
+			Name                  string
+		}
+	}
+	Status struct {
+		Phase     string
+		StartTime time.Time
+	}
+}
+
+// claims are the names of the pod's claims.
+func (p tracedPod) claims() (names []string) {
+	for _, v := range p.Spec.Volumes {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			names = append(names, v.PersistentVolumeClaim.ClaimName)
+		case v.Ephemeral != nil:
+			names = append(names, p.Name+"-"+v.Name)
+		}
+	}
+	return names
+}
+
+// tracedAttachment has the fields of a VolumeAttachment that are read.
+type tracedAttachment struct {
+	object
+	Spec struct {
+		Attacher, NodeName string
+		Source             struct{ PersistentVolumeName string }
+	}
+	Status struct {
+		Attached                 bool
+		AttachError, DetachError *struct {
+			Message string
+			Time    time.Time
+		}
+	}
+}
+
+// Trace implements [metadata.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes", "pods",
+// "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods", "events" and
+// "volumeattachments".
+func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadata.Trace, error) {
+	t := &tracer{client: o.client}
+	claimKey, err := t.findClaim(ctx, subject)
+	if err != nil {
+		return metadata.Trace{}, err
+	}
+	var pod *tracedPod
+	if subject.Pod != "" {
+		pod, err = t.pod(ctx, subject.Pod)
+	} else if claimKey != "" {
+		pod, err = t.podOf(ctx, claimKey)
+	}
+	if err != nil {
+		return metadata.Trace{}, err
+	}
+	volumeName := subject.Name
+	if claimKey != "" {
+		if volumeName, err = t.claim(ctx, claimKey); err != nil {
+			return metadata.Trace{}, err
+		}
+	}
+	if volumeName != "" {
+		if err := t.volume(ctx, volumeName); err != nil {
+			return metadata.Trace{}, err
+		}
+	}
+	if pod != nil && pod.Spec.NodeName != "" {
+		t.trace.Node = pod.Spec.NodeName
+	}
+	if volumeName != "" {
+		if err := t.attachment(ctx, volumeName); err != nil {
+			return metadata.Trace{}, err
+		}
+	}
+	if t.trace.Node != "" {
+		if err := t.node(ctx, t.trace.Node); err != nil {
+			return metadata.Trace{}, err
+		}
+	}
+	if pod != nil {
+		err = t.workload(ctx, *pod)
+	}
+	return t.trace, err
+}
+
+// notThere is the error for a subject that does not exist.
+func notThere(what string) error {
+	return &metadata.Error{
+		Kind: metadata.ErrInvalid, What: what + " does not exist", Next: "check the name, the namespace and the kubeconfig",
+	}
+}
+
+// findClaim returns namespace/name of the subject's claim, or "" for a volume without one.
+func (t *tracer) findClaim(ctx context.Context, subject metadata.Subject) (string, error) {
+	switch {
+	case subject.Claim != "":
+		return subject.Claim, nil
+	case subject.Pod != "":
+		pod, err := t.pod(ctx, subject.Pod)
+		if err != nil {
+			return "", err
+		}
+		return t.claimOfPlugin(ctx, *pod)
+	}
+	volumes, err := listAll[persistentVolume](ctx, t.client, persistentVolumes, "persistentvolumes")
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(volumes, func(v persistentVolume) bool {
+		return v.Name == subject.Name ||
+			subject.VolumeID != "" && v.Spec.CSI != nil && v.Spec.CSI.Driver == driver &&
+				v.Spec.CSI.VolumeHandle == subject.VolumeID
+	})
+	if i < 0 {
+		return "", notThere("PersistentVolume " + cmp.Or(subject.Name, "of "+subject.VolumeID))
+	}
+	t.trace.VolumeID = subject.VolumeID
+	if claim := volumes[i].Spec.ClaimRef.claim(); claim != "" {
+		return claim, nil
+	}
+	return "", t.volume(ctx, volumes[i].Name)
+}
+
+// claimOfPlugin returns the first claim of a pod that has no volume of another driver.
+func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, error) {
+	names := pod.claims()
+	if len(names) == 0 {
+		return "", notThere("a claim of pod " + pod.key())
+	}
+	for _, name := range names {
+		var c claim
+		status, err := t.do(ctx, t.getClaim(pod.Namespace+"/"+name), &c, http.StatusNotFound)
+		if err != nil {
+			return "", err
+		}
+		if status != http.StatusOK || c.Spec.VolumeName == "" {
+			return pod.Namespace + "/" + name, nil
+		}
+		var v persistentVolume
+		if _, err := t.do(
+			ctx,
+			t.get(persistentVolumes+"/"+url.PathEscape(c.Spec.VolumeName), "persistentvolumes"),
+			&v,
+			http.StatusNotFound,
+		); err != nil {
+			return "", err
+		}
+		if v.Spec.CSI != nil && v.Spec.CSI.Driver == driver {
+			return c.key(), nil
+		}
+	}
+	return pod.Namespace + "/" + names[0], nil
+}
+
+// get is the request that reads one object.
+func (t *tracer) get(path, resource string) request {
+	return request{method: http.MethodGet, path: path, what: "get " + resource, verb: "get", resource: resource}
+}
+
+func (t *tracer) getClaim(key string) request {
+	namespace, name, _ := strings.Cut(key, "/")
+	return t.get(namespaced(namespace, "persistentvolumeclaims")+"/"+url.PathEscape(name), "persistentvolumeclaims")
+}
+
+func (t *tracer) pod(ctx context.Context, key string) (*tracedPod, error) {
+	namespace, name, _ := strings.Cut(key, "/")
+	var p tracedPod
+	status, err := t.do(
+		ctx,
+		t.get(namespaced(namespace, "pods")+"/"+url.PathEscape(name), "pods"),
+		&p,
+		http.StatusNotFound,
+	)
+	if status == http.StatusNotFound {
+		err = notThere("pod " + key)
+	}
+	return &p, err
+}
+
+// podOf returns the pod that uses a claim, first one that does not run. It returns nil if there is none.
+func (t *tracer) podOf(ctx context.Context, claimKey string) (*tracedPod, error) {
+	namespace, name, _ := strings.Cut(claimKey, "/")
+	pods, err := listAll[tracedPod](ctx, t.client, namespaced(namespace, "pods"), "pods")
+	if err != nil {
+		return nil, err
+	}
+	var found *tracedPod
+	for i, p := range pods {
+		ended := p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
+		if !ended && slices.Contains(p.claims(), name) && (found == nil || found.Status.Phase == "Running") {
+			found = &pods[i]
+		}
+	}
+	return found, nil
+}
+
+// claim adds a claim, its class and its snapshot. It returns the name of its volume, or "".
+func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err error) {
+	var c claim
+	status, err := t.do(ctx, t.getClaim(key), &c, http.StatusNotFound)
+	if status == http.StatusNotFound {
+		err = notThere("claim " + key)
+	}
+	if err != nil {
+		return "", err
+	}
+	t.trace.Claim = key
+	t.step("claim", "PersistentVolumeClaim "+key, c.Status.Phase, c.CreationTimestamp.Time)
+	if c.grows() {
+		t.trace.Conditions = append(t.trace.Conditions, metadata.ExpansionPending)
+	}
+	if c.Spec.VolumeName != "" {
+		return c.Spec.VolumeName, nil
+	}
+	t.trace.CSIName = "pvc-" + string(c.UID)
+	if err := t.class(ctx, c); err != nil {
+		return "", err
+	}
+	if err := t.source(ctx, c); err != nil {
+		return "", err
+	}
+	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.object)
+}
+
+// grows reports whether the claim requests more than it has.
+func (c claim) grows() bool {
+	return slices.ContainsFunc(c.Status.Conditions, func(c condition) bool {
+		return c.Status == "True" && (c.Type == "Resizing" || c.Type == "FileSystemResizePending" ||
+			c.Type == "ControllerResizeError" || c.Type == "NodeResizeError")
+	})
+}
+
+// class looks at the storage class of a claim without a volume.
+func (t *tracer) class(ctx context.Context, c claim) error {
+	if c.Spec.StorageClassName == nil || *c.Spec.StorageClassName == "" {
+		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+		return nil
+	}
+	var class struct {
+		object
+		Provisioner string
+	}
+	name := *c.Spec.StorageClassName
+	status, err := t.do(ctx, t.get(storageClasses+"/"+url.PathEscape(name), "storageclasses"), &class, http.StatusNotFound)
+	if err != nil {
+		return err
+	}
+	state := "of driver " + class.Provisioner
+	if status == http.StatusNotFound {
+		state = "does not exist"
+	}
+	if class.Provisioner != driver {
+		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+	}
+	t.step("claim", "StorageClass "+name, state, time.Time{})
+	return nil
+}
+
+// source looks at the snapshot of which a claim is made.
+func (t *tracer) source(ctx context.Context, c claim) error {
+	if c.Spec.DataSource == nil || c.Spec.DataSource.Kind != "VolumeSnapshot" {
+		return nil
+	}
+	var snapshot struct {
+		object
+		Status *struct {
+			ReadyToUse bool
+			Error      *struct{ Message string }
+		}
+	}
+	path := "/apis/snapshot.storage.k8s.io/v1/namespaces/" + url.PathEscape(c.Namespace) + "/volumesnapshots/" +
+		url.PathEscape(c.Spec.DataSource.Name)
+	if _, err := t.do(ctx, t.get(path, "volumesnapshots"), &snapshot, http.StatusNotFound); err != nil {
+		return err
+	}
+	if snapshot.Status != nil && snapshot.Status.Error != nil {
+		t.say("claim", snapshot.Status.Error.Message, time.Time{})
+	}
+	if snapshot.Status == nil || !snapshot.Status.ReadyToUse {
+		t.step("claim", "VolumeSnapshot "+c.Spec.DataSource.Name, "not ready", snapshot.CreationTimestamp.Time)
+		t.trace.Conditions = append(t.trace.Conditions, metadata.SnapshotNotReady)
+	}
+	return nil
+}
+
+// volume adds a PersistentVolume.
+func (t *tracer) volume(ctx context.Context, name string) error {
+	var v persistentVolume
+	status, err := t.do(
+		ctx,
+		t.get(persistentVolumes+"/"+url.PathEscape(name), "persistentvolumes"),
+		&v,
+		http.StatusNotFound,
+	)
+	if err != nil {
+		return err
+	}
+	switch {
+	case status == http.StatusNotFound:
+		t.step("volume", "PersistentVolume "+name, "does not exist", time.Time{})
+	case v.Spec.CSI == nil || v.Spec.CSI.Driver != driver:
+		t.step("volume", "PersistentVolume "+name, "of another driver", v.CreationTimestamp.Time)
+		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+	default:
+		t.trace.VolumeID = v.Spec.CSI.VolumeHandle
+		t.step("volume", "PersistentVolume "+name, v.Status.Phase, v.CreationTimestamp.Time)
+	}
+	return nil
+}
+
+// attachment adds the VolumeAttachments of a volume. There can be two while a volume moves.
+func (t *tracer) attachment(ctx context.Context, volumeName string) error {
+	all, err := listAll[tracedAttachment](ctx, t.client, volumeAttachments, "volumeattachments")
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if a.Spec.Source.PersistentVolumeName != volumeName || a.Spec.Attacher != driver {
+			continue
+		}
+		t.trace.Node = cmp.Or(t.trace.Node, a.Spec.NodeName)
+		state := "not attached to Node " + a.Spec.NodeName
+		if a.Status.Attached {
+			state = "attached to Node " + a.Spec.NodeName
+			if a.Spec.NodeName == t.trace.Node {
+				t.trace.Conditions = append(t.trace.Conditions, metadata.Attached)
+			}
+		} else if e := a.Status.AttachError; e != nil {
+			t.say("attachment", e.Message, e.Time)
+		}
+		if e := a.Status.DetachError; e != nil && a.DeletionTimestamp != nil {
+			t.say("attachment", e.Message, e.Time)
+		}
+		t.step("attachment", "VolumeAttachment "+a.Name, state, a.CreationTimestamp.Time)
+	}
+	return nil
+}
+
+// node adds a Node and the registration of the plugin there.
+func (t *tracer) node(ctx context.Context, name string) error {
+	var n struct {
+		object
+		Status struct{ Conditions []condition }
+	}
+	status, err := t.do(ctx, getNode("get Node "+name, url.PathEscape(name)), &n, http.StatusNotFound)
+	if err != nil {
+		return err
+	}
+	ready := slices.ContainsFunc(
+		n.Status.Conditions,
+		func(c condition) bool { return c.Type == "Ready" && c.Status == "True" },
+	)
+	state := "ready"
+	switch {
+	case status == http.StatusNotFound:
+		state = "does not exist"
+	case !ready:
+		state = "not ready"
+	}
+	t.step("node", "Node "+name, state, n.CreationTimestamp.Time)
+	if state != "ready" {
+		t.trace.Conditions = append(t.trace.Conditions, metadata.NodeNotReady)
+	}
+	var registered csiNode
+	if _, err := t.do(ctx, getCSINode(url.PathEscape(name)), &registered, http.StatusNotFound); err != nil {
+		return err
+	}
+	for _, d := range registered.Spec.Drivers {
+		if d.Name == driver {
+			t.trace.NodeID = d.NodeID
+			return nil
+		}
+	}
+	if state == "ready" {
+		t.step("node", "CSINode "+name, "without the plugin", time.Time{})
+		t.trace.Conditions = append(t.trace.Conditions, metadata.NotRegistered)
+	}
+	return nil
+}
+
+// workload adds a pod, and what kubelet said about it unless it runs.
+func (t *tracer) workload(ctx context.Context, p tracedPod) error {
+	t.trace.Workload = "pod " + p.key()
+	t.step("workload", "Pod "+p.key(), p.Status.Phase, p.Status.StartTime)
+	if p.Status.Phase == "Running" {
+		t.trace.Conditions = append(t.trace.Conditions, metadata.Running)
+		return nil
+	}
+	return t.events(ctx, "workload", "Pod", p.object)
+}
+
+// events adds the warnings about an object.
+func (t *tracer) events(ctx context.Context, link, kind string, of object) error {
+	query := url.Values{"fieldSelector": {fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s", kind, of.Name)}}
+	type event struct {
+		object
+		InvolvedObject struct{ Kind, Name, UID string }
+		Type, Reason   string
+		Message        string
+		LastTimestamp  time.Time
+		EventTime      time.Time
+	}
+	all, err := listSelected[event](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
+	if err != nil {
+		return err
+	}
+	attached := slices.Contains(t.trace.Conditions, metadata.Attached)
+	for _, e := range all {
+		same := e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == of.Name && e.InvolvedObject.UID == string(of.UID)
+		// An attach that failed before it succeeded is no news.
+		if same && e.Type == "Warning" && (!attached || e.Reason != "FailedAttachVolume") {
+			last := e.LastTimestamp
+			if last.IsZero() {
+				last = e.EventTime
+			}
+			t.say(link, e.Reason+": "+e.Message, last)
+		}
+	}
+	return nil
+}
+
+func (t *tracer) step(link, object, state string, since time.Time) {
+	t.trace.Steps = append(t.trace.Steps, metadata.TraceStep{Link: link, Object: object, State: state, Since: since})
+}
+
+func (t *tracer) say(link, text string, last time.Time) {
+	t.trace.Messages = append(
+		t.trace.Messages,
+		metadata.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
+	)
+}
+
+var _ metadata.Tracer = (*Operator)(nil)
