@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,12 +36,11 @@ func nomadTimes(ctx context.Context, b *bench) ([]row, error) {
 	if err := cmd.Run(); err != nil {
 		return nil, err
 	}
-	measured, err := os.Open(file)
+	measured, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("the test has measured nothing, perhaps it was skipped: %w", err)
 	}
-	defer measured.Close()
-	return nomadRows(measured)
+	return nomadRows(bytes.NewReader(measured))
 }
 
 // nomadRows reads what the test has measured: a JSON object for each time.

@@ -821,6 +821,22 @@ var planted = []bug{
 		test:     "TestPublishSeesAFinishedDetach",
 	},
 	{
+		name:     "detach: the record of another instance's restart is replaced",
+		file:     "core/detach/detach.go",
+		original: "\tif old.Instance != wanted.Instance && !old.Over && restarting(records)(old.Instance) {",
+		planted:  "\tif false && restarting(records)(old.Instance) {",
+		pkg:      "core/detach",
+		test:     "TestRecordOfARestartStays",
+	},
+	{
+		name:     "restart: a disk that another instance got first counts as failed",
+		file:     "core/restart/step.go",
+		original: "\t\tif now, lookUp := e.rack.Disk(ctx, diskID); lookUp == nil && now.InstanceID != \"\" {",
+		planted:  "\t\tif now, lookUp := e.rack.Disk(ctx, diskID); lookUp == nil && now.InstanceID == \"\" {",
+		pkg:      "core/restart",
+		test:     "TestDiskThatAnotherInstanceGotFirst",
+	},
+	{
 		name:     "restart: a restart detaches a volume that may be in use",
 		file:     "core/restart/records.go",
 		original: "\treturn ok && !d.Untimed",
