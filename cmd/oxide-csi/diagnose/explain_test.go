@@ -148,7 +148,8 @@ var stories = map[string]story{
 		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 			for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 				err := r.Publish(t, trace.VolumeID, r.Node(t, "node-a"))
-				if strings.Contains(status.Convert(err).Message(), "pods would end") {
+				// The refusal itself, not the attempt after it, which mentions the refusal.
+				if message := status.Convert(err).Message(); strings.Contains(message, "pods would end; next attempt after") {
 					said(trace, err)
 					return
 				}

@@ -76,6 +76,10 @@ func load(path string) (routers.Router, error) {
 	return router, nil
 }
 
+// notInSchema are operations of a rack that the schema file lacks: it is an extract. Their answers are compared with the
+// SDK's types (test/simrack, TestU1TokensOfAUser).
+var notInSchema = map[string]bool{"GET /v1/me/access-tokens": true}
+
 type checker struct {
 	t      testing.TB
 	router routers.Router
@@ -121,7 +125,7 @@ func (c *checker) check(req *http.Request, body []byte, rec *recorder) (problems
 	if err != nil {
 		// Only a routing error can answer an operation that the schema does not know. Checks of version and token come before
 		// or after routing, so any other error would be wrong.
-		if rec.status < 400 {
+		if rec.status < 400 && !notInSchema[req.Method+" "+req.URL.Path] {
 			problems = append(problems, fmt.Errorf("the schema has no such operation: %w", err))
 		}
 		return problems
