@@ -980,8 +980,8 @@ var planted = []bug{
 	{
 		name:     "restart: an instance is restarted again and again for a disk that the rack has no room for",
 		file:     "core/restart/step.go",
-		original: "\tif listErr != nil || len(disks) >= e.opts.MaxDisks {",
-		planted:  "\tif listErr != nil || len(disks) > 0 {",
+		original: "\tif err != nil || len(disks) >= e.opts.MaxDisks { //",
+		planted:  "\tif err != nil || len(disks) > 0 { //",
 		pkg:      "core/controller",
 		test:     "TestPlannedRackAllowsFewerDisks",
 	},
@@ -1087,16 +1087,13 @@ var planted = []bug{
 		flag:     "-model=1m",
 	},
 	{
-		name: "restart: a disk attached by a restart is not detached again",
-		file: "core/restart/step.go",
-		original: "\t\tif err := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance); err != nil {\n" +
-			"\t\t\treturn err\n" +
-			"\t\t}\n" +
-			"\t\tif disk, err = e.attachToStopped",
-		planted: "\t\tif disk, err = e.attachToStopped",
-		pkg:     "core/restart",
-		test:    "TestModel/of/two_controllers_and_a_volume_that_is_given_up$/any_order",
-		flag:    "-model=1m",
+		name:     "restart: a disk attached by a restart is not detached again",
+		file:     "core/restart/step.go",
+		original: "\t\terr := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance)\n",
+		planted:  "\t\terr := ctx.Err()\n",
+		pkg:      "core/restart",
+		test:     "TestModel/of/two_controllers_and_a_volume_that_is_given_up$/any_order",
+		flag:     "-model=1m",
 	},
 	{
 		name: "restart: a guest may be stopped before the record says so",
