@@ -49,7 +49,7 @@ const (
 	repetitionTime = 10 * time.Minute
 	// detachTime limits the steps up to the request to detach. core/rack waits up to 30 s more for the rack's answer.
 	detachTime = 30 * time.Second
-	// claimLifetime is how long a claim counts that nobody has removed. It is longer than its holder can take.
+	// claimLifetime is how long a claim counts if its holder does not remove it. No holder takes that long.
 	claimLifetime = 2 * time.Minute
 )
 

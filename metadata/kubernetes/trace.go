@@ -297,7 +297,7 @@ func (t *tracer) class(ctx context.Context, c claim) error {
 	return nil
 }
 
-// source looks at the snapshot of which a claim is made.
+// source looks at the snapshot from which a claim is made.
 func (t *tracer) source(ctx context.Context, c claim) error {
 	if c.Spec.DataSource == nil || c.Spec.DataSource.Kind != "VolumeSnapshot" {
 		return nil

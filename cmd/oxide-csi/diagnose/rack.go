@@ -212,7 +212,7 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	e.records(c, cluster, now)
 }
 
-// records looks for planned restarts that have not ended, and for records that nobody needs.
+// records looks for planned restarts that have not ended, and for records of disks that are gone.
 func (e *examination) records(c contents, cluster string, now time.Time) {
 	planned := 0
 	for _, record := range c.records {
