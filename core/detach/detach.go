@@ -274,6 +274,7 @@ func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred,
 	if err == nil && !updated {
 		err = fmt.Errorf("disk %s: %w", deferred.Disk, ErrNotDeferred)
 	}
+	timed.Changes++ // as update has written it
 	timed.text = rack.RecordText(timed)
 	return timed, err
 }
@@ -366,6 +367,7 @@ func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string)
 
 // update replaces the text of a record. It returns false if the record was deleted.
 func (d *Detacher) update(ctx context.Context, old, now Deferred) (bool, error) {
+	now.Changes = old.Changes + 1
 	text := rack.RecordText(now)
 	err := d.rack.UpdateRecord(ctx, old.recordID, text)
 	if errors.Is(err, rack.ErrNotFound) {

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -28,6 +30,45 @@ func names(w *world) (names []string) {
 		names = append(names, r.Name)
 	}
 	return names
+}
+
+// lossy is a rack whose answer to the next change of a record is lost.
+type lossy struct {
+	actor
+	lose *bool
+}
+
+func (l lossy) UpdateRecord(ctx context.Context, id, text string) error {
+	if err := l.actor.UpdateRecord(ctx, id, text); err != nil || !*l.lose {
+		return err
+	}
+	*l.lose = false
+	return rack.ErrUnavailable
+}
+
+// A publish whose answer was lost, and its repetition, start the time anew in which an unpublish may be an old one.
+func TestLostAnswerOfATakeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, lose := &world{holder: instance, turn: func(string) {}}, false
+		d := detach.New(lossy{actor{w, ""}, &lose}, detach.Options{Cluster: cluster, Grace: grace})
+		must(t, d.Defer(t.Context(), disk, instance))
+		must(t, d.TakeBack(t.Context(), disk))
+		must(t, d.Defer(t.Context(), disk, instance))
+		time.Sleep(time.Hour)
+		lose = true
+		if err := d.TakeBack(t.Context(), disk); !errors.Is(err, rack.ErrUnavailable) {
+			t.Fatalf("got %v", err)
+		}
+		must(t, d.TakeBack(t.Context(), disk))
+		for range 2 { // the orchestrator repeats an unpublish of an earlier workload
+			must(t, d.Defer(t.Context(), disk, instance))
+			set, err := d.List(t.Context())
+			must(t, err)
+			if deferred, ok := set.Of(disk, instance); !ok || !deferred.Untimed {
+				t.Errorf("the disk of a published volume would be detached after the grace period: %+v, %t", deferred, ok)
+			}
+		}
+	})
 }
 
 // While the rack may still detach a disk, the claim stays, so that the volume is not published.
@@ -125,9 +166,9 @@ func TestRecordsArePermanent(t *testing.T) {
 	must(t, d.Defer(t.Context(), disk, instance))
 	want("csi-detach-"+disk, begin+`}`)
 	must(t, d.TakeBack(t.Context(), disk))
-	want("csi-detach-"+disk, begin+`,"over":true}`)
+	want("csi-detach-"+disk, begin+`,"over":true,"n":1}`)
 	must(t, d.Defer(t.Context(), disk, instance))
-	want("csi-detach-"+disk, begin+`,"untimed":true}`)
+	want("csi-detach-"+disk, begin+`,"untimed":true,"n":2}`)
 
 	const other = "c1f6ad2e-50b7-4b0e-9a65-0a4f7b7b6d21"
 	must(t, d.Defer(t.Context(), disk, other))
@@ -135,7 +176,7 @@ func TestRecordsArePermanent(t *testing.T) {
 	want("csi-detach-"+disk, back+`"`+other+`","earlier":["`+instance+`"]}`)
 	must(t, d.TakeBack(t.Context(), disk))
 	must(t, d.Defer(t.Context(), disk, instance))
-	want("csi-detach-"+disk, back+`"`+instance+`","untimed":true,"earlier":["`+other+`"]}`)
+	want("csi-detach-"+disk, back+`"`+instance+`","untimed":true,"earlier":["`+other+`"],"n":2}`)
 
 	long := strings.Repeat("c", 63)
 	d = detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: long, Grace: grace})

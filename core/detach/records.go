@@ -35,6 +35,9 @@ type Deferred struct {
 	// Earlier are the instances from which the volume was unpublished before this one, the last one first. They count as
 	// long as the record exists.
 	Earlier []string `json:"earlier,omitempty"`
+	// Changes counts the changes of the record, so that no text of a record comes a second time: how long a process has
+	// known a record is measured by its text.
+	Changes int `json:"n,omitempty"`
 
 	recordID, text string
 }

@@ -797,6 +797,14 @@ var planted = []bug{
 		test:     "TestLateUnpublishDetachesNothing",
 	},
 	{
+		name:     "detach: the text of a record comes a second time",
+		file:     "core/detach/detach.go",
+		original: "\tnow.Changes = old.Changes + 1\n",
+		planted:  "",
+		pkg:      "core/detach",
+		test:     "TestLostAnswerOfATakeBack",
+	},
+	{
 		name:     "detach: the nodes before the last one are forgotten",
 		file:     "core/detach/records.go",
 		original: "\twanted.Over = slices.Contains(d.Earlier, wanted.Instance)\n",
