@@ -36,9 +36,32 @@ type BlankOptions struct {
 	ScanLimit int64
 	// Interrupted describes an unfinished format of this disk. It is nil if there was none.
 	Interrupted *InterruptedFormat
+	// NeverWritten says that the device is the mapping of an encrypted disk whose header has the label
+	// [LabelUnformatted]. Its content is noise, or the remains of an interrupted mkfs, and is not read.
+	NeverWritten bool
+	// Encrypted says that the disk is about to be encrypted. Then the places are read, too, where an encrypted disk has
+	// its key slots and the filesystem inside its superblocks. Data of a workload was only ever behind a header, so
+	// RawBlock means nothing.
+	Encrypted bool
 }
 
-func (o BlankOptions) wholeDisk() bool { return o.Origin != OriginBlank || o.RawBlock }
+// luksDataOffset is where the data of an encrypted disk begins: cryptsetup's default for LUKS2.
+const luksDataOffset = 16 * mib
+
+// regions are the places that must be zero.
+func (o BlankOptions) regions(sizeBytes int64) []region {
+	all := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
+	if !o.Encrypted || sizeBytes <= luksDataOffset {
+		return all
+	}
+	all = append(all, region{"header of an encrypted disk", 0, luksDataOffset})
+	for _, r := range append(headAndTail(sizeBytes-luksDataOffset), signatures(sizeBytes-luksDataOffset)...) {
+		all = append(all, region{"encrypted data, " + r.format, r.offset + luksDataOffset, r.length})
+	}
+	return all
+}
+
+func (o BlankOptions) wholeDisk() bool { return o.Origin != OriginBlank || o.RawBlock && !o.Encrypted }
 
 // InterruptedFormat describes a format that did not finish. [ProveBlank] then accepts what this format may have left on
 // the disk, and nothing else.
@@ -71,6 +94,9 @@ const lockTimeout = 5 * time.Second
 //
 // Otherwise it returns [ErrNotBlank] with what was found, also after a read error or a short read. It returns
 // [ErrInUse] if another program holds the device. Reading a whole disk takes long, and stops when ctx ends.
+//
+// The mapping of an encrypted disk into which nothing was ever written counts as blank, see [BlankOptions]. What it shows
+// is then wiped as the remains of an interrupted format are.
 //
 // If a format of the disk was interrupted, ProveBlank also accepts a filesystem with that format's UUID that was never
 // mounted. If nothing else has written to the disk since, it accepts any data without a signature.
@@ -112,7 +138,11 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 }
 
 func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
-	found, err := findByte(ctx, b.exclusive, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
+	if options.NeverWritten {
+		b.remains = true
+		return nil
+	}
+	found, err := findByte(ctx, b.exclusive, options.regions(b.dev.SizeBytes))
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
