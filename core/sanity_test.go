@@ -43,7 +43,6 @@ var sanitySkips = []struct {
 		nil,
 	},
 	{"ControllerPublishVolume.readonly field not supported", 1, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY},
-	{"ControllerExpandVolume not supported", 3, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
 	{"Modify volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
 	{"Modify Volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
 	{"ControllerModifyVolume not supported", 6, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},

@@ -47,7 +47,7 @@ func (c *Service) clone(
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.ID, description.Lineage)
 	want.description.Clone = true
-	disk, err := rc.copyDisk(ctx, want, size)
+	disk, err := rc.copyDisk(ctx, want, source, size)
 	return rc, disk, err
 }
 
@@ -79,7 +79,12 @@ func (c rackController) waitForSource(ctx context.Context, disk rack.Disk) (rack
 }
 
 // copyDisk makes the copy, unless the copy exists already. It deletes the temporary snapshot in every case.
-func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBytes int64) (disk rack.Disk, err error) {
+func (c rackController) copyDisk(
+	ctx context.Context,
+	want volumeRequest,
+	source rack.Disk,
+	sizeBytes int64,
+) (disk rack.Disk, err error) {
 	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case err == nil:
@@ -90,7 +95,7 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 	case !errors.Is(err, rack.ErrNotFound):
 		return disk, retryable(ctx, err)
 	}
-	snapshot, err := c.createTemporarySnapshot(ctx, want)
+	snapshot, err := c.createTemporarySnapshot(ctx, want, rack.GrownVolume(source))
 	if err != nil {
 		c.deleteTemporaryByName(ctx, want)
 		if rack.OutcomeUnknown(err) {
@@ -113,9 +118,15 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 
 // createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind,
 // because that snapshot shows the disk at an earlier time.
-func (c rackController) createTemporarySnapshot(ctx context.Context, want volumeRequest) (rack.Snapshot, error) {
+func (c rackController) createTemporarySnapshot(
+	ctx context.Context,
+	want volumeRequest,
+	sourceVolume string,
+) (rack.Snapshot, error) {
 	name := diskname.ForClone(c.cluster, want.name)
-	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
+	snapshotOf := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage)
+	snapshotOf.Volume = sourceVolume
+	description := snapshotOf.Encode()
 	snapshot, err := c.createSnapshot(ctx, name, description, want.cloneOf)
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		old, lookErr := c.rack.SnapshotByName(ctx, name)

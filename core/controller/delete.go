@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -26,7 +27,10 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
 	rc, disk, err := c.disk(ctx, id)
-	if errors.Is(err, rack.ErrNotFound) {
+	switch {
+	case errors.Is(err, expand.ErrDeleted), errors.Is(err, expand.ErrOnlySnapshot):
+		return &csi.DeleteVolumeResponse{}, c.deleteWithoutDisk(ctx, id)
+	case errors.Is(err, rack.ErrNotFound):
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err != nil {
@@ -35,10 +39,15 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if err := rc.checkDeletable(ctx, &disk); err != nil {
 		return nil, err
 	}
-	err = rc.rack.DeleteDisk(ctx, id)
+	if disk.BackingID != disk.ID {
+		if err := rc.expander.Forget(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	err = rc.rack.DeleteBackingDisk(ctx, disk.BackingID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return &csi.DeleteVolumeResponse{}, rc.confirmNotFound(ctx)
+		return rc.deletedMeanwhile(ctx, id)
 	case errors.Is(err, rack.ErrRefused):
 		// The likely reason is an attach after checkDeletable.
 		if now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
@@ -48,6 +57,11 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	case err != nil:
 		return nil, err
 	}
+	if disk.BackingID != disk.ID {
+		if err := rc.expander.ForgetDeleted(ctx, id); err != nil {
+			return nil, err
+		}
+	}
 	rc.forgetAdoption(ctx, disk)
 	if rc.defersDetaches() {
 		if err := rc.detacher.Forget(ctx, id); err != nil {
@@ -55,6 +69,21 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		}
 	}
 	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// deletedMeanwhile answers a DeleteVolume whose disk was deleted by another process: with the volume, or by an expansion,
+// which replaces it.
+func (c rackController) deletedMeanwhile(ctx context.Context, volumeID string) (*csi.DeleteVolumeResponse, error) {
+	_, _, err := c.disk(ctx, volumeID)
+	switch {
+	case errors.Is(err, expand.ErrDeleted):
+		return &csi.DeleteVolumeResponse{}, c.deleteWithoutDisk(ctx, volumeID)
+	case errors.Is(err, rack.ErrNotFound):
+		return &csi.DeleteVolumeResponse{}, nil
+	case err == nil:
+		err = rpc.Aborted("the disk of volume %s was replaced by a larger one meanwhile: retry", volumeID)
+	}
+	return nil, err
 }
 
 // checkDeletable rejects a disk that is attached, or that does not belong to this cluster. It waits while the disk

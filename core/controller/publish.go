@@ -85,13 +85,9 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	return nil
 }
 
-// keepAttached makes sure that an attached disk stays attached, as a published volume must. It looks at the disk last: a
-// deferred detach may just have been carried out. It is for attach mode hot.
+// keepAttached publishes a disk that is attached to the instance already. It is for attach mode hot.
 func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	if err := c.takeBack(ctx, disk); err != nil || !c.detacher.Timed() {
-		return disk, err
-	}
-	now, err := c.rack.Disk(ctx, disk.ID)
+	now, err := c.confirmPublished(ctx, disk)
 	if err != nil || now.InstanceID == disk.InstanceID {
 		return now, err
 	}
@@ -116,9 +112,6 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.takeBack(ctx, disk); err != nil {
-		return rack.Disk{}, err
-	}
 	attached, err := c.checkAndAttach(ctx, disk, instanceID)
 	if err != nil {
 		return rack.Disk{}, err
@@ -126,6 +119,11 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	// A rack with hot-plug may need some time.
 	if attached, err = c.waitForDisk(ctx, attached); err != nil {
 		return rack.Disk{}, err
+	}
+	if attached.InstanceID == instanceID {
+		if attached, err = c.confirmPublished(ctx, attached); err != nil {
+			return rack.Disk{}, err
+		}
 	}
 	if attached.InstanceID != instanceID {
 		return rack.Disk{}, rpc.Unavailable(
@@ -406,7 +404,7 @@ func (c *Service) ControllerUnpublishVolume(
 		return nil, err
 	}
 	rc, disk, err := c.disk(ctx, diskID)
-	if errors.Is(err, rack.ErrNotFound) {
+	if errors.Is(err, rack.ErrNotFound) || withoutDisk(err) {
 		return done, nil
 	}
 	if err != nil {

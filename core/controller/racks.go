@@ -91,7 +91,7 @@ func (c *Service) disk(ctx context.Context, volumeID string) (rackController, ra
 			volumeID,
 		)
 	}
-	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
+	client, disk, err := find(ctx, c.racks, id, c.currentDisk)
 	return c.forRack(client), disk, err
 }
 

@@ -72,6 +72,7 @@ func checkSnapshotParameters(parameters map[string]string) error {
 func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.ID, description.Lineage))
+	want.Volume = rack.GrownVolume(source)
 	source, err := c.waitForSource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {
@@ -261,6 +262,11 @@ func (c rackController) checkSnapshotDeletable(ctx context.Context, snapshot rac
 			reason,
 			c.rack.Name(),
 		)
+	}
+	if snapshot.Expansion() {
+		return rpc.FailedPrecondition(
+			"snapshot %q (%s) belongs to the expansion of volume %s and is not deleted: it may be the only copy of the data",
+			snapshot.Name, snapshot.ID, snapshot.DiskID)
 	}
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {

@@ -31,7 +31,7 @@ type Cursor struct {
 // disks the caller needs, 0 for all: it sets the page size. An error ends the list; a list without an error is
 // complete.
 func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[ListItem[Disk], error] {
-	return list(func(d Disk) string { return d.ID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
+	return list(func(d Disk) string { return d.BackingID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
 		page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
 			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
 		})

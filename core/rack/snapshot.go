@@ -29,7 +29,7 @@ type Snapshot struct {
 	Name        string
 	Description string
 	ProjectID   string
-	// DiskID is the disk that the snapshot was made from. That disk may be deleted.
+	// DiskID is the ID of the volume whose disk the snapshot was made from. That disk may be deleted.
 	DiskID    string
 	SizeBytes int64
 	State     SnapshotState
@@ -42,13 +42,31 @@ func (s Snapshot) Temporary() bool {
 	return ours && diskname.IsTemporary(s.Name)
 }
 
+// Expansion reports whether an expansion made the snapshot, for any cluster. Until the new disk exists, it is the only
+// place with the volume's data.
+func (s Snapshot) Expansion() bool {
+	_, ours := ParseDescription(s.Description)
+	return ours && diskname.IsExpansion(s.Name)
+}
+
+// Internal reports whether no orchestrator knows the snapshot.
+func (s Snapshot) Internal() bool { return s.Temporary() || s.Expansion() }
+
+// volumeOf is the volume of a snapshot that was made from a disk.
+func volumeOf(diskID, description string) string {
+	if described, ours := ParseDescription(description); ours && described.Volume != "" {
+		return described.Volume
+	}
+	return diskID
+}
+
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	return Snapshot{
 		ID:          s.Id,
 		Name:        string(s.Name),
 		Description: s.Description,
 		ProjectID:   s.ProjectId,
-		DiskID:      s.DiskId,
+		DiskID:      volumeOf(s.DiskId, s.Description),
 		SizeBytes:   int64(s.Size),
 		State:       SnapshotState(s.State),
 		Created:     timeOrZero(s.TimeCreated),
@@ -59,7 +77,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),
-		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
+		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(c.backing(diskID))},
 	})
 	if err != nil {
 		return Snapshot{}, c.translate(ctx, err, "create snapshot %q of disk %s in project %q", name, diskID, c.project)

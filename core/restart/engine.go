@@ -95,6 +95,9 @@ type Options struct {
 	HaltTimeout time.Duration
 	// Detacher keeps the deferred detaches. Nil means one without a grace period.
 	Detacher *detach.Detacher
+	// Yield is called after a disk was attached, with all records of the rack: before its instance starts, and before its
+	// volume counts as published. An error means that the disk is being replaced and was detached again. It may be nil.
+	Yield func(ctx context.Context, disk rack.Disk, records []rack.Record) error
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)

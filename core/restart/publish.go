@@ -119,6 +119,11 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 			ErrPlanned,
 		)
 	}
+	if e.opts.Yield != nil {
+		if err := e.opts.Yield(ctx, disk, records.all); err != nil {
+			return rack.Disk{}, err
+		}
+	}
 	now, err := e.rack.Disk(ctx, disk.ID)
 	if err != nil {
 		return rack.Disk{}, err

@@ -621,9 +621,24 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 	if disk.InstanceID != instance {
 		return nil // another restart frees the disk: the request waits for the next restart
 	}
+	if err := e.yield(ctx, disk); err != nil {
+		return err
+	}
 	e.setBlocked(diskID, attachedAskAgain)
 	e.notifyWaiters()
 	return nil
+}
+
+// yield is [Options.Yield] for a disk that was attached to a stopped instance.
+func (e *Engine) yield(ctx context.Context, disk rack.Disk) error {
+	if e.opts.Yield == nil {
+		return nil
+	}
+	records, err := e.rack.Records(ctx)
+	if err != nil {
+		return err
+	}
+	return e.opts.Yield(ctx, disk, records)
 }
 
 // attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the disk was attached to another
