@@ -23,8 +23,8 @@ deps: ## install the Debian packages that demo and test need
 	@test/deps.sh $(PACKAGES)
 
 .PHONY: build
-build: ## build the plugin and the simulated rack into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
+build: ## build the plugin, the COSI driver and the simulated rack into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-cosi ./cmd/oxide-sim
 
 # The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
@@ -37,6 +37,12 @@ IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxid
 image: deps build ## build both container images, node and controller, as bin/*.tar on a Debian, without a daemon
 	go run ./deploy/image -o bin/oxide-csi-plugin.tar -program bin/oxide-csi -tag $(IMAGE) $(IMAGE_FLAGS) $(IMAGE_TOOLS)
 	go run ./deploy/image -o bin/oxide-csi-controller.tar -program bin/oxide-csi -tag $(CONTROLLER_IMAGE) $(IMAGE_FLAGS) -certificates
+
+COSI_IMAGE ?= oxidecomputer/oxide-cosi:v0.1.0
+
+.PHONY: image-cosi
+image-cosi: deps build ## build the container image of the COSI driver as bin/oxide-cosi.tar on a Debian, without a daemon
+	go run ./deploy/image -o bin/oxide-cosi.tar -program bin/oxide-cosi -tag $(COSI_IMAGE) $(IMAGE_FLAGS) -certificates
 
 .PHONY: image-load
 image-load: image ## load both images into docker, podman or buildah
@@ -57,8 +63,14 @@ print-image-tools:
 demo: deps build ## show one volume's whole life on a simulated rack
 	bin/oxide-sim demo
 
+.PHONY: demo-buckets
+demo-buckets: build ## show one bucket's whole life on a gateway with the COSI driver; without root
+	test/programs/build.sh versitygw
+	go run ./test/buckets/demo
+
 .PHONY: test
 test: deps ## run all tests with the race detector; as root with real disks and mounts
+	test/programs/build.sh versitygw
 	go run ./test/all
 
 .PHONY: test-vm

@@ -8,6 +8,7 @@
 #   test/programs/build.sh helm          helm and kustomize
 #   test/programs/build.sh lint          golangci-lint
 #   test/programs/build.sh nomad         nomad
+#   test/programs/build.sh versitygw     the S3 gateway behind the COSI driver
 #   test/programs/build.sh docker        Debian's dockerd and docker, unpacked: installed, they would be started
 #
 # The programs are in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs), and are built again only when their
@@ -90,6 +91,7 @@ tools() {
 sidecars() { tools sidecars "the CSI sidecars"; }
 helm() { tools helm "helm and kustomize"; }
 lint() { tools lint golangci-lint; }
+versitygw() { tools versitygw versitygw; }
 
 conformance() {
     local dir=$here/kubernetes key
@@ -143,9 +145,9 @@ docker() {
 
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | conformance | helm | lint | nomad | docker) "$name" ;;
+    kubernetes | cluster | sidecars | conformance | helm | lint | versitygw | nomad | docker) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, lint, nomad, docker" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, lint, versitygw, nomad, docker" >&2
         exit 2
         ;;
     esac
