@@ -100,7 +100,7 @@ func TestOrphansCommand(t *testing.T) {
 	if got := runPlugin(t, nil, "orphans", kubeconfig); got.code != 2 || !strings.Contains(got.stderr, "--oxide-host") {
 		t.Errorf("without a rack: %+v", got)
 	}
-	c.Denied[pvcList] = true
+	c.Deny(pvcList)
 	if got := runPlugin(t, environ, "orphans", kubeconfig, "--delete"); got.code != 1 || got.stdout != "" {
 		t.Errorf("without a right: %+v", got)
 	}

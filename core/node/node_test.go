@@ -973,17 +973,15 @@ func TestNodeDiskRemovedWhileMounted(t *testing.T) {
 // The test needs real time: the kernel decides whether the filesystem is in use.
 func TestNodeUnstageWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
-	r := newNodeRig(t)
+	r := impatient(t)
 	v := r.newVolume(diskA)
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	holder := exec.Command("sleep", "600")
 	holder.Dir = v.staging
 	coretest.Must(t, hostexec.Start(holder))
-	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-	defer cancel()
-	_, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-	coretest.WantCode(t, err, codes.FailedPrecondition, "(sleep)", v.staging)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "(sleep)", v.staging)
 	r.wantMounts("staging-" + diskA)
+	r.patient()
 
 	unstaged := make(chan error, 1)
 	go func() { unstaged <- r.unstage(v) }()

@@ -87,7 +87,7 @@ func TestExamine(t *testing.T) {
 			c.Put(nodeList, "", "worker-2", object{})
 			c.Put(csiNodeList, "", "worker-2", registeredAs(idA))
 		}, map[string]metadata.Status{"node IDs": failure}},
-		"not allowed": {func(c *simtest.Cluster) { c.Denied[leaseList] = true }, map[string]metadata.Status{"sidecars": warning}},
+		"not allowed": {func(c *simtest.Cluster) { c.Deny(leaseList) }, map[string]metadata.Status{"sidecars": warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := wellCluster()

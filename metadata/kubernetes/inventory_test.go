@@ -81,7 +81,7 @@ func TestInventory(t *testing.T) {
 func TestInventoryIsComplete(t *testing.T) {
 	for _, denied := range []string{pvList, pvcList, contentList} {
 		c := simtest.NewCluster(token, pvList, pvcList, contentList)
-		c.Denied[denied] = true
+		c.Deny(denied)
 		if known, err := operatorOf(t, c).Inventory(t.Context()); err == nil || !strings.Contains(err.Error(), "403") {
 			t.Errorf("%s denied: %+v, %v", denied, known, err)
 		}

@@ -23,10 +23,10 @@ import (
 type Cluster struct {
 	// Token is the bearer token that it accepts.
 	Token string
-	// Denied are lists that the token may not read, by path.
-	Denied map[string]bool
 
 	mu sync.Mutex
+	// denied are the lists that the token may not read, by path.
+	denied map[string]bool
 	// lists holds the objects of each list by namespace/name.
 	lists map[string]map[string]map[string]any
 	calls []string
@@ -34,7 +34,7 @@ type Cluster struct {
 
 // NewCluster makes a cluster. These lists exist, and are empty; any other path is 404.
 func NewCluster(token string, lists ...string) *Cluster {
-	c := &Cluster{Token: token, Denied: map[string]bool{}, lists: map[string]map[string]map[string]any{}}
+	c := &Cluster{Token: token, denied: map[string]bool{}, lists: map[string]map[string]map[string]any{}}
 	for _, list := range lists {
 		c.lists[list] = map[string]map[string]any{}
 	}
@@ -62,6 +62,13 @@ func (c *Cluster) Remove(list, namespace, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.lists[list], namespace+"/"+name)
+}
+
+// Deny makes a list one that the token may not read: the answer is 403.
+func (c *Cluster) Deny(list string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.denied[list] = true
 }
 
 // Calls returns the method and the path of each request.
@@ -104,7 +111,7 @@ func (c *Cluster) answer(r *http.Request) (status int, answer any) {
 	list, namespace, name := splitObjectPath(r.URL.Path)
 	objects, exists := c.lists[list]
 	switch {
-	case c.Denied[list]:
+	case c.denied[list]:
 		return http.StatusForbidden, nil
 	case !exists:
 		return http.StatusNotFound, nil
