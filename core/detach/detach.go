@@ -211,7 +211,7 @@ func (d *Detacher) reuse(
 		// It is not updated: a process that has just detached the disk there may end it now.
 		return false, d.delete(ctx, old.recordID)
 	}
-	updated, err := d.update(ctx, old, now)
+	updated, err := d.update(ctx, old, &now)
 	d.wakeUp()
 	return updated, err
 }
@@ -259,7 +259,7 @@ func (d *Detacher) End(ctx context.Context, deferred Deferred) error {
 	}
 	over := deferred
 	over.Over, over.Untimed = true, false
-	_, err := d.update(ctx, deferred, over)
+	_, err := d.update(ctx, deferred, &over)
 	return err
 }
 
@@ -270,12 +270,10 @@ func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred,
 	}
 	timed := deferred
 	timed.Untimed = false
-	updated, err := d.update(ctx, deferred, timed)
+	updated, err := d.update(ctx, deferred, &timed)
 	if err == nil && !updated {
 		err = fmt.Errorf("disk %s: %w", deferred.Disk, ErrNotDeferred)
 	}
-	timed.Changes++ // as update has written it
-	timed.text = rack.RecordText(timed)
 	return timed, err
 }
 
@@ -365,18 +363,18 @@ func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string)
 	return d.End(ctx, deferred)
 }
 
-// update replaces the text of a record. It returns false if the record was deleted.
-func (d *Detacher) update(ctx context.Context, old, now Deferred) (bool, error) {
+// update changes a record from old to now, and counts the change. It returns false if the record was deleted.
+func (d *Detacher) update(ctx context.Context, old Deferred, now *Deferred) (bool, error) {
 	now.Changes = old.Changes + 1
-	text := rack.RecordText(now)
-	err := d.rack.UpdateRecord(ctx, old.recordID, text)
+	now.text = rack.RecordText(*now)
+	err := d.rack.UpdateRecord(ctx, old.recordID, now.text)
 	if errors.Is(err, rack.ErrNotFound) {
 		return false, d.rack.ConfirmProject(ctx)
 	}
 	if err != nil {
 		return false, err
 	}
-	d.sinceSeen(old.recordID, text)
+	d.sinceSeen(old.recordID, now.text)
 	return true, nil
 }
 

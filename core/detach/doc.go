@@ -29,5 +29,5 @@
 // # Time
 //
 // Safety never depends on comparing two clocks. Each process counts the grace period, and the life of a claim, from when
-// it has first seen the record's present text.
+// it has first seen the record's present text. A record counts its changes, so an earlier text does not come again.
 package detach

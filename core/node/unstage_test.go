@@ -34,7 +34,15 @@ import (
 // impatient returns a rig whose Node service does not wait for holders.
 func impatient(t *testing.T) *nodeRig {
 	t.Helper()
-	return newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond })
+	return newNodeRig(t, waitBriefly)
+}
+
+func waitBriefly(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
+
+// impatient starts the Node service anew so that it does not wait for holders.
+func (r *nodeRig) impatient() {
+	r.change = waitBriefly
+	r.start()
 }
 
 // refusedUntil checks that each unstage fails until release has ended the use of the disk.
@@ -89,8 +97,7 @@ func (r *nodeRig) staged(capability *csi.VolumeCapability) *volume {
 func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
-		r.start()
+		r.impatient()
 		coretest.Must(r.t, r.stage(v, capability))
 		holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
 		r.refusedUntil(v, holder.End, "(cat)")
@@ -98,8 +105,7 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 		coretest.Must(r.t, r.stage(v, capability))
 		holder = devicetest.Hold(r.t, "exec 3<"+r.node(v))
 		if capability.GetBlock() != nil {
-			r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
-			r.start()
+			r.impatient()
 			r.refusedUntil(v, holder.End, "(cat)")
 		}
 		coretest.Must(r.t, r.unstage(v))
@@ -404,8 +410,7 @@ func TestStageOfADiskInForeignUse(t *testing.T) {
 func TestStageOfADiskThatIsHeldForAnotherVolume(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
-		r.start()
+		r.impatient()
 		coretest.Must(r.t, r.stage(v, capability))
 		w := &volume{id: volumeB, disk: diskA, staging: r.path("other"), publish: publishContext(volumeB, diskA)}
 		r.mkdir("other")
@@ -523,8 +528,7 @@ func TestUnstageWithAnUnreadableRecord(t *testing.T) {
 func TestUnstageWithoutARecord(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-		r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
-		r.start()
+		r.impatient()
 		coretest.Must(r.t, r.stage(v, capability))
 		coretest.Must(r.t, os.Remove(r.recordOf(v)))
 		holder := devicetest.Hold(r.t, "exec 3<>"+r.node(v))
@@ -555,8 +559,7 @@ func TestUnstageWithARecordOfThePast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-				r.change = func(opts *node.Options) { opts.UnstageWait = 50 * time.Millisecond }
-				r.start()
+				r.impatient()
 				coretest.Must(r.t, r.stage(v, capability))
 				r.umount(stagedAt(v, capability))
 				pass(r, v)
