@@ -63,7 +63,8 @@ func (c rackController) deferredDetaches(ctx context.Context) (map[string]string
 	return set.Instances(), nil
 }
 
-// takeBack ends the deferred detach of a volume that is published.
+// takeBack ends the deferred detach of a volume that is published. It gives way to a process that is detaching the disk,
+// after a moment in which a process that has just detached it removes its claim.
 func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
 	if !c.detacher.Timed() {
 		// A controller in attach mode restart, of before or of the same rolling update, may have deferred the detach, and a
@@ -71,6 +72,14 @@ func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
 		return detach.Erase(ctx, c.rack, disk.ID)
 	}
 	err := c.detacher.TakeBack(ctx, disk.ID)
+	if errors.Is(err, detach.ErrClaimed) {
+		select {
+		case <-time.After(claimPoll):
+			err = c.detacher.TakeBack(ctx, disk.ID)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	if errors.Is(err, detach.ErrClaimed) {
 		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
 			"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))
@@ -125,9 +134,12 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 	}
 	deferred, ok := set.Of(disk.ID, disk.InstanceID)
 	if !ok {
-		return disk, nil
+		return c.rack.Disk(ctx, disk.ID) // it may just have been detached
 	}
 	left, err := c.timeLeft(ctx, &deferred)
+	if errors.Is(err, detach.ErrNotDeferred) {
+		return c.rack.Disk(ctx, disk.ID)
+	}
 	if err != nil {
 		return disk, err
 	}

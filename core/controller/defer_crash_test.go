@@ -89,9 +89,11 @@ func (n *nomad) controller(t *testing.T) *controller.Service {
 	return m.service
 }
 
-// publish repeats the call as Nomad does, until it succeeds. It fails after patience without the end of a controller.
+// publish repeats the call as Nomad does, until it succeeds. It fails after patience without the end of a controller, and
+// after a day with many.
 func (n *nomad) publish(t *testing.T, id, node string) {
-	began, living := time.Now(), n.current
+	first := time.Now()
+	began, living := first, n.current
 	for wait := 2 * time.Second; ; wait = min(2*wait, time.Minute) {
 		_, err := n.controller(t).ControllerPublishVolume(
 			t.Context(),
@@ -103,7 +105,7 @@ func (n *nomad) publish(t *testing.T, id, node string) {
 		if n.current != living {
 			began, living = time.Now(), n.current
 		}
-		if time.Since(began) > patience {
+		if time.Since(began) > patience || time.Since(first) > 24*time.Hour {
 			t.Fatalf("volume %s is stuck: %v", id, err)
 		}
 		time.Sleep(wait)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -431,6 +433,46 @@ func TestAbandonedClaimExpires(t *testing.T) {
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
 		d.wantHolder(t, id, d.nodes[0])
 	})
+}
+
+// A publish on another node that meets the end of a detach attaches the disk.
+func TestPublishElsewhereMeetsADetach(t *testing.T) {
+	for _, end := range []time.Duration{0, 200 * time.Millisecond} { // of the claim, after the publish has read the disk
+		t.Run(end.String(), func(t *testing.T) {
+			inDeferring(t, func(t *testing.T, d *deferring) {
+				var id string
+				var armed atomic.Bool
+				d.before = func(req *http.Request) {
+					if !strings.HasSuffix(req.URL.Path, "/anti-affinity-groups") || !armed.CompareAndSwap(true, false) {
+						return
+					}
+					// Another controller carries the detach out. Its claim is removed last.
+					other := detach.New(d.client, detach.Options{
+						Cluster: coretest.Cluster, Grace: grace, Log: slog.New(slog.DiscardHandler),
+					})
+					coretest.Must(t, other.Detach(req.Context(), id, d.nodes[0]))
+					claim, err := d.client.CreateRecord(
+						req.Context(),
+						"csi-detaching-"+id,
+						fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"other"}`, coretest.Cluster, id),
+					)
+					coretest.Must(t, err)
+					time.AfterFunc(end, func() { coretest.Must(t, d.client.DeleteRecord(t.Context(), claim.ID)) })
+				}
+				d.start(t)
+				id = d.create(t, "v")
+				coretest.Must(t, d.publish(t, id, d.nodes[0]))
+				d.unpublish(t, id, d.nodes[0])
+				d.stop()
+				armed.Store(true)
+				coretest.Must(t, d.publish(t, id, d.nodes[1]))
+				d.wantHolder(t, id, d.nodes[1])
+				if armed.Load() {
+					t.Error("the publish read no records")
+				}
+			})
+		})
+	}
 }
 
 // A publish that meets the end of a detach attaches the disk again.

@@ -82,6 +82,8 @@ type Detacher struct {
 	seen map[string]seenText
 	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
 	refused map[string]time.Time
+	// deleting has the IDs of records whose deletion was not answered: the rack may delete them at any moment.
+	deleting map[string]bool
 }
 
 // seenText is the text of a record, and when this process first saw it.
@@ -96,12 +98,13 @@ func New(r Rack, opts Options) *Detacher {
 		opts.Restarting = noRestart
 	}
 	return &Detacher{
-		rack:    r,
-		opts:    opts,
-		holder:  uuid.NewString(),
-		wake:    make(chan struct{}, 1),
-		seen:    map[string]seenText{},
-		refused: map[string]time.Time{},
+		rack:     r,
+		opts:     opts,
+		holder:   uuid.NewString(),
+		wake:     make(chan struct{}, 1),
+		seen:     map[string]seenText{},
+		refused:  map[string]time.Time{},
+		deleting: map[string]bool{},
 	}
 }
 
@@ -202,14 +205,15 @@ func (d *Detacher) reuse(
 	} else if d.opts.Grace > 0 {
 		// The record is left from an earlier attachment to another instance.
 		now, _ = change(old.replacedBy(*wanted))
-		*wanted = now
 	}
+	*wanted = now
 	switch {
+	case d.mayVanish(old.recordID), old.Instance != wanted.Instance && !old.Over:
+		// It is not used again: the rack may still delete it, or a process that has just detached the disk from that other
+		// instance may end it now.
+		return false, d.delete(ctx, old.recordID)
 	case !changed:
 		return true, nil
-	case old.Instance != wanted.Instance && !old.Over:
-		// It is not updated: a process that has just detached the disk there may end it now.
-		return false, d.delete(ctx, old.recordID)
 	}
 	updated, err := d.update(ctx, old, &now)
 	d.wakeUp()
@@ -384,7 +388,19 @@ func (d *Detacher) delete(ctx context.Context, recordID string) error {
 	if errors.Is(err, rack.ErrNotFound) {
 		return d.rack.ConfirmProject(ctx)
 	}
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.deleting[recordID] = true
+	}
 	return err
+}
+
+// mayVanish reports whether the rack may still delete the record although this process does not ask for it now.
+func (d *Detacher) mayVanish(recordID string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.deleting[recordID]
 }
 
 // sinceSeen returns how long this process has known a record with this text.

@@ -7,6 +7,8 @@ package detach_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -45,6 +47,61 @@ func (l lossy) UpdateRecord(ctx context.Context, id, text string) error {
 	*l.lose = false
 	return rack.ErrUnavailable
 }
+
+// late is a rack that deletes records only when it is told to, long after the request.
+type late struct {
+	actor
+	requested *[]string
+}
+
+func (l late) DeleteRecord(_ context.Context, id string) error {
+	*l.requested = append(*l.requested, id)
+	return rack.ErrUnavailable
+}
+
+// A deletion of a record that was not answered, and that the rack carries out later, does not hit a detach that was
+// deferred since.
+func TestLateDeletionOfARecord(t *testing.T) {
+	for _, grace := range []time.Duration{0, grace} {
+		t.Run(fmt.Sprint("grace ", grace), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, requested := &world{holder: instance, turn: func(string) {}}, []string{}
+				a := actor{w, ""}
+				r := &changing{Rack: a}
+				d := detach.New(r, detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+				must(t, d.Defer(t.Context(), disk, instance))
+				if grace == 0 { // a publish deletes the record
+					r.Rack = late{a, &requested}
+					if err := d.TakeBack(t.Context(), disk); !errors.Is(err, rack.ErrUnavailable) {
+						t.Fatalf("got %v", err)
+					}
+				} else { // it is deleted when it is no longer remembered
+					must(t, d.TakeBack(t.Context(), disk))
+					r.Rack = late{a, &requested}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					d.Run(ctx)
+				}
+				r.Rack = a
+				if len(requested) == 0 {
+					t.Fatal("no deletion was requested")
+				}
+				must(t, d.Defer(t.Context(), disk, instance))
+				for _, id := range requested {
+					_ = a.DeleteRecord(t.Context(), id)
+				}
+				set, err := d.List(t.Context())
+				must(t, err)
+				if _, ok := set.Of(disk, instance); !ok {
+					t.Errorf("the detach is not deferred any more: %v", w.records)
+				}
+			})
+		})
+	}
+}
+
+// changing is a rack that a test replaces.
+type changing struct{ detach.Rack }
 
 // A publish whose answer was lost, and its repetition, start the time anew in which an unpublish may be an old one.
 func TestLostAnswerOfATakeBack(t *testing.T) {

@@ -62,10 +62,9 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 		return idle, err
 	}
 	set := Parse(records, d.opts.Cluster)
-	d.forgetUnseen(set)
+	failed := d.Tidy(ctx, set)
 	restarting := d.opts.Restarting(records)
 	next = idle
-	var failed error
 	running := map[string]bool{} // by instance
 	for _, disk := range slices.Sorted(maps.Keys(set.records)) {
 		deferred := set.records[disk]
@@ -76,13 +75,21 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 		failed = errors.Join(failed, err)
 		next = min(next, wait)
 	}
+	return next, failed
+}
+
+// Tidy removes the claims whose holders have ended, and drops what is known of records that are gone. The set was just
+// read.
+func (d *Detacher) Tidy(ctx context.Context, set Set) error {
+	d.forgetUnseen(set)
+	var failed error
 	for _, disk := range slices.Sorted(maps.Keys(set.claims)) {
 		c := set.claims[disk]
 		if d.sinceSeen(c.recordID, "") >= claimLifetime {
-			failed = errors.Join(failed, d.delete(ctx, c.recordID)) // its holder has ended
+			failed = errors.Join(failed, d.delete(ctx, c.recordID))
 		}
 	}
-	return next, failed
+	return failed
 }
 
 // lookAt carries out a deferred detach if it is due. It returns when to look again. The map remembers which instances
@@ -170,4 +177,5 @@ func (d *Detacher) forgetUnseen(set Set) {
 			delete(d.refused, id)
 		}
 	}
+	maps.DeleteFunc(d.deleting, func(id string, _ bool) bool { return !there[id] })
 }

@@ -391,7 +391,7 @@ func (e *Engine) tick(ctx context.Context) error {
 	e.notifyEnded(records)
 	e.dropLost(records)
 	// An error belongs to its restart. It neither stops the other restarts nor the planning of new ones.
-	var failed error
+	failed := e.opts.Detacher.Tidy(ctx, records.deferred)
 	for _, r := range records.restarts {
 		if err := e.advanceInTime(ctx, r, records); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("restart %s of instance %s: %w", r.ID, r.Instance, err))

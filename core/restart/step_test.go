@@ -264,6 +264,23 @@ func (r *takenOver) StartInstance(context.Context, string) error {
 	return nil
 }
 
+// A claim on a disk whose holder has died is removed, also by a controller without a grace period: publishing the volume
+// waits for the end of the claim.
+func TestAbandonedClaimExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &takenOver{records: []rack.Record{
+			{ID: "r", Name: "csi-detaching-d", Text: `{"v":1,"cluster":"prod","disk":"d","by":"ended"}`},
+		}}
+		e := New(r, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		e.Run(ctx)
+		if len(r.records) > 0 {
+			t.Errorf("records %v", r.records)
+		}
+	})
+}
+
 // A takeover waits for 45 s before it trusts the record and starts the instance: for so long the rack may still carry
 // out calls of the previous holder.
 func TestTakeoverWaitsForLateCalls(t *testing.T) {
