@@ -33,3 +33,17 @@ type Finding struct {
 type Examiner interface {
 	Examine(ctx context.Context) []Finding
 }
+
+// StorageClass has what an orchestrator passes to each CreateVolume of a kind of volumes.
+type StorageClass struct {
+	Name string
+	// FSType is the filesystem type, or "" for the plugin's default.
+	FSType     string
+	MountFlags []string
+	Parameters map[string]string
+}
+
+// ClassLister lists the storage classes that name the plugin, for an orchestrator that has any.
+type ClassLister interface {
+	StorageClasses(ctx context.Context) ([]StorageClass, error)
+}

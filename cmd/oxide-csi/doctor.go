@@ -92,6 +92,9 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 	}
 	if orchestrator := examiner(cfg); orchestrator != nil {
 		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
+		if lister, ok := orchestrator.(metadata.ClassLister); ok {
+			parts = append(parts, func() []metadata.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
+		}
 	}
 	if len(parts) == 0 {
 		return nil, usage(

@@ -68,6 +68,22 @@ func parseParameters(given map[string]string, capabilities []*csi.VolumeCapabili
 	return p, nil
 }
 
+// CheckParameters rejects what CreateVolume would refuse for a volume with a filesystem: the parameters, the filesystem
+// type or the mount flags.
+func CheckParameters(given map[string]string, fsType string, mountFlags []string) error {
+	capability := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: mountFlags},
+		},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	if err := rpc.CheckSupported(capability); err != nil {
+		return err
+	}
+	_, err := parseParameters(given, []*csi.VolumeCapability{capability})
+	return err
+}
+
 func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability) error {
 	switch key {
 	case rpc.KeyBlockSize:

@@ -8,10 +8,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,16 +45,43 @@ func (e *examination) unreadable(looked string, err error) {
 }
 
 // Examine implements [metadata.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
-// "leases", "storageclasses", "volumeattachments" and "volumesnapshotclasses". It reads each list once.
+// "leases", "volumeattachments" and "volumesnapshotclasses". It reads each list once.
 func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
 	e := &examination{client: o.client}
+	e.version(ctx)
 	e.driver(ctx)
 	e.nodes(ctx)
 	e.sidecars(ctx)
-	e.classes(ctx)
 	e.attachments(ctx)
 	e.snapshots(ctx)
 	return e.findings
+}
+
+// oldestMinor is the oldest release 1.x of Kubernetes for which the manifests are made (docs/how-to/kubernetes.md).
+const oldestMinor = 33
+
+// version compares the release of the API server with the oldest that the manifests are made for.
+func (e *examination) version(ctx context.Context) {
+	const looked = "release"
+	var found struct{ Major, Minor, GitVersion string }
+	_, err := e.do(ctx, request{
+		method: http.MethodGet, path: "/version", what: "read the release", verb: "get", resource: "/version",
+	}, &found)
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	minor, err := strconv.Atoi(strings.TrimRight(found.Minor, "+"))
+	if err != nil || found.Major != "1" || minor < oldestMinor {
+		e.add(
+			metadata.StatusWarning,
+			looked,
+			found.GitVersion,
+			fmt.Sprintf("the manifests are made for Kubernetes 1.%d and later: upgrade the cluster", oldestMinor),
+		)
+		return
+	}
+	e.add(metadata.StatusOK, looked, found.GitVersion, "")
 }
 
 func (e *examination) driver(ctx context.Context) {
@@ -194,30 +222,6 @@ func (e *examination) sidecars(ctx context.Context) {
 	}
 }
 
-func (e *examination) classes(ctx context.Context) {
-	const looked = "storage classes"
-	type class struct {
-		object
-		Provisioner       string
-		VolumeBindingMode string
-	}
-	all, err := listAll[class](ctx, e.client, storageClasses, "storageclasses")
-	if err != nil {
-		e.unreadable(looked, err)
-		return
-	}
-	all = slices.DeleteFunc(all, func(c class) bool { return c.Provisioner != driver })
-	if len(all) == 0 {
-		e.add(metadata.StatusWarning, looked, "none names this plugin", "apply a StorageClass with provisioner "+driver)
-		return
-	}
-	var names []string
-	for _, c := range all {
-		names = append(names, c.Name)
-	}
-	e.add(metadata.StatusOK, looked, some(names), "")
-}
-
 // attachments looks for attaches and detaches that take too long.
 func (e *examination) attachments(ctx context.Context) {
 	const looked = "VolumeAttachments"
@@ -281,7 +285,42 @@ func (e *examination) snapshots(ctx context.Context) {
 	}
 }
 
-var _ metadata.Examiner = (*Operator)(nil)
+// StorageClasses implements [metadata.ClassLister]. It needs the verb "list" on "storageclasses".
+func (o *Operator) StorageClasses(ctx context.Context) ([]metadata.StorageClass, error) {
+	type class struct {
+		object
+		Provisioner  string
+		MountOptions []string
+		Parameters   map[string]string
+	}
+	all, err := listAll[class](ctx, o.client, storageClasses, "storageclasses")
+	if err != nil {
+		return nil, err
+	}
+	var ours []metadata.StorageClass
+	for _, c := range all {
+		if c.Provisioner != driver {
+			continue
+		}
+		// The provisioner keeps the keys with its prefix, and passes the filesystem type in the capability.
+		ours = append(ours, metadata.StorageClass{
+			Name: c.Name, FSType: c.Parameters[fsTypeKey], MountFlags: c.MountOptions, Parameters: c.Parameters,
+		})
+		maps.DeleteFunc(c.Parameters, func(key, _ string) bool { return strings.HasPrefix(key, provisionerPrefix) })
+	}
+	return ours, nil
+}
+
+// Keys of a StorageClass' parameters that are for the external-provisioner.
+const (
+	provisionerPrefix = "csi.storage.k8s.io/"
+	fsTypeKey         = provisionerPrefix + "fstype"
+)
+
+var (
+	_ metadata.Examiner    = (*Operator)(nil)
+	_ metadata.ClassLister = (*Operator)(nil)
+)
 
 // HasCredentials reports whether the options lead to credentials. A container of a pod may have none.
 func (o Options) HasCredentials() bool {

@@ -64,6 +64,26 @@ func attachmentSince(since time.Time, attached bool) object {
 	}
 }
 
+// The provisioner's own keys are no parameters of the plugin, and classes of other plugins are left out.
+func TestStorageClasses(t *testing.T) {
+	c := wellCluster()
+	c.Put(classList, "", "another", object{"provisioner": "another"})
+	c.Put(classList, "", "oxide", object{
+		"provisioner": "csi.oxide.computer", "mountOptions": []string{"noatime"},
+		"parameters": object{"csi.storage.k8s.io/fstype": "xfs", "diskType": "local"},
+	})
+	got, err := operatorOf(t, c).StorageClasses(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []metadata.StorageClass{{
+		Name: "oxide", FSType: "xfs", MountFlags: []string{"noatime"}, Parameters: map[string]string{"diskType": "local"},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // Each problem of a cluster is one line, and the examination only reads.
 func TestExamine(t *testing.T) {
 	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
@@ -72,6 +92,7 @@ func TestExamine(t *testing.T) {
 		change func(c *simtest.Cluster)
 		want   map[string]metadata.Status
 	}{
+		"an old release":      {func(c *simtest.Cluster) { c.Minor = "32+" }, map[string]metadata.Status{"release": warning}},
 		"all is well":         {func(*simtest.Cluster) {}, map[string]metadata.Status{}},
 		"no CSIDriver":        {func(c *simtest.Cluster) { c.Remove(driverList, "", "csi.oxide.computer") }, map[string]metadata.Status{"CSIDriver": failure}},
 		"node without plugin": {func(c *simtest.Cluster) { c.Put(nodeList, "", "worker-2", object{}) }, map[string]metadata.Status{"node plugins": warning}},
@@ -79,7 +100,6 @@ func TestExamine(t *testing.T) {
 		"attacher is down": {func(c *simtest.Cluster) {
 			c.Put(leaseList, "oxide-csi", "external-attacher-leader-csi-oxide-computer", lease(old))
 		}, map[string]metadata.Status{"sidecars": failure}},
-		"no storage class":      {func(c *simtest.Cluster) { c.Remove(classList, "", "oxide") }, map[string]metadata.Status{"storage classes": warning}},
 		"attach is stuck":       {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, false)) }, map[string]metadata.Status{"VolumeAttachments": failure}},
 		"attach has just begun": {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(time.Now(), false)) }, map[string]metadata.Status{}},
 		"attached":              {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, true)) }, map[string]metadata.Status{}},

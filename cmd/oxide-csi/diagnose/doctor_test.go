@@ -6,6 +6,7 @@ package diagnose_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -195,6 +196,15 @@ func TestExamineNode(t *testing.T) {
 		"not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
 			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(mountTable(dir, "")), 0o600))
 		}, map[string]metadata.Status{"mount propagation": failure}},
+		"Nomad's folder is not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
+			nomad := filepath.Join(dir, "nomad/client/csi/node/oxide")
+			coretest.Must(t, os.MkdirAll(nomad, 0o755))
+			table := mountTable(dir, " shared:7") + fmt.Sprintf("3 1 8:1 / %s rw - ext4 /dev/sda rw\n", nomad)
+			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(table), 0o600))
+		}, map[string]metadata.Status{"mount propagation": failure}},
+		"no driver": {func(t *testing.T, n *diagnose.Node, _ string) {
+			coretest.Must(t, os.RemoveAll(filepath.Join(n.Devices.Sys, "module/nvme")))
+		}, map[string]metadata.Status{"NVMe driver": failure}},
 		"no device node": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.Remove(filepath.Join(n.Devices.Dev, "nvme0n1")))
 		}, map[string]metadata.Status{"/dev": failure}},
@@ -240,6 +250,7 @@ func newNode(t *testing.T, dir string) diagnose.Node {
 	write("sys/block/nvme0n1/device/serial", "node-a-boot\n")
 	write("sys/block/nvme0n1/dev", "259:0\n")
 	write("sys/block/nvme0n1/size", "2048\n")
+	write("sys/module/nvme/version", "1.0\n")
 	write("dev/nvme0n1", "")
 	write("state/volumes/.keep", "")
 	coretest.Must(t, os.MkdirAll(filepath.Join(dir, "kubelet"), 0o755))
@@ -251,5 +262,44 @@ func newNode(t *testing.T, dir string) diagnose.Node {
 		Devices:  device.Roots{Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys")},
 		MaxDisks: 8, StateDir: filepath.Join(dir, "state"), MountDirs: []string{filepath.Join(dir, "kubelet")},
 		Sockets: []string{filepath.Join(dir, "csi.sock")}, Proc: filepath.Join(dir, "proc"),
+	}
+}
+
+// classes is an orchestrator with storage classes.
+type classes struct {
+	all []metadata.StorageClass
+	err error
+}
+
+func (c classes) StorageClasses(context.Context) ([]metadata.StorageClass, error) { return c.all, c.err }
+
+// A storage class that CreateVolume would refuse is a failure: without it the first claim shows the mistake.
+func TestExamineClasses(t *testing.T) {
+	class := func(change func(*metadata.StorageClass)) classes {
+		c := metadata.StorageClass{Name: "oxide", Parameters: map[string]string{"diskType": "distributed"}}
+		change(&c)
+		return classes{all: []metadata.StorageClass{c}}
+	}
+	for name, test := range map[string]struct {
+		classes classes
+		want    metadata.Status
+		found   string
+	}{
+		"good":      {class(func(*metadata.StorageClass) {}), metadata.StatusOK, "oxide"},
+		"none":      {classes{}, metadata.StatusWarning, "none names this plugin"},
+		"forbidden": {classes{err: errors.New("may not")}, metadata.StatusWarning, "may not"},
+		"a typing mistake": {class(func(c *metadata.StorageClass) { c.Parameters["disktype"] = "local" }),
+			metadata.StatusFailure, `"disktype" is not known`},
+		"a wrong filesystem": {class(func(c *metadata.StorageClass) { c.FSType = "zfs" }), metadata.StatusFailure, `"zfs"`},
+		"a wrong mount flag": {class(func(c *metadata.StorageClass) { c.MountFlags = []string{"loop"} }),
+			metadata.StatusFailure, "option is not allowed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := diagnose.ExamineClasses(t.Context(), test.classes, "kubernetes")
+			checkComplete(t, found)
+			if len(found) != 1 || found[0].Status != test.want || !strings.Contains(found[0].Found, test.found) {
+				t.Errorf("got %+v, want %s with %s", found, test.want, test.found)
+			}
+		})
 	}
 }

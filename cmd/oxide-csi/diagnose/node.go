@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -112,6 +113,17 @@ func (e *examination) kernel(n Node) {
 	} else {
 		e.ok("kernel", "%s", strings.TrimSpace(string(release)))
 	}
+	if _, err := os.Stat(filepath.Join(n.sys(), "module/nvme")); err != nil {
+		e.fail("NVMe driver", "load it: modprobe nvme; it is in the package of the kernel", "the kernel has no driver nvme")
+		return
+	}
+	// The kernel gives a request that long before it resets the controller.
+	timeout, err := os.ReadFile(filepath.Join(n.sys(), "module/nvme_core/parameters/io_timeout"))
+	if err != nil {
+		e.ok("NVMe driver", "nvme")
+		return
+	}
+	e.ok("NVMe driver", "nvme, a request may take %s s", strings.TrimSpace(string(timeout)))
 }
 
 // tools are the programs that the plugin runs, with the argument for the version. Those of btrfs may be missing.
@@ -258,6 +270,11 @@ func (e *examination) propagation(n Node) {
 		e.fail("mount propagation", "mount /proc into the container", "%s", err)
 		return
 	}
+	for _, m := range mounts {
+		if nomadDir.MatchString(m.Mountpoint) {
+			n.MountDirs = append(n.MountDirs, m.Mountpoint)
+		}
+	}
 	for _, dir := range n.MountDirs {
 		if _, err := os.Stat(dir); err != nil {
 			continue
@@ -266,7 +283,7 @@ func (e *examination) propagation(n Node) {
 		if mount == nil || !strings.Contains(mount.Optional, "shared:") {
 			e.fail(
 				"mount propagation",
-				"set mountPropagation: Bidirectional for the container's mount, and make it shared on the host: mount --make-rshared",
+				"Kubernetes: set mountPropagation: Bidirectional for the container's mount; then, and for Nomad, make it shared on the host: mount --make-rshared",
 				"%s is not a shared mount: volumes that are mounted there stay invisible to workloads",
 				dir,
 			)
@@ -275,6 +292,10 @@ func (e *examination) propagation(n Node) {
 		e.ok("mount propagation", "%s is shared", dir)
 	}
 }
+
+// nomadDir matches the folder in which a Nomad client has the volumes of a plugin mounted. Nomad mounts it into the
+// plugin's container: deploy/nomad, stage_publish_base_dir.
+var nomadDir = regexp.MustCompile(`/client/csi/(node|monolith)/[^/]+$`)
 
 // mountOf is the mount that a path is on: the last one of the longest path above it.
 func mountOf(mounts []*mountinfo.Info, path string) (found *mountinfo.Info) {

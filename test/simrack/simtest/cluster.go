@@ -22,6 +22,8 @@ import (
 // put. It answers any other method with 405.
 type Cluster struct {
 	// Token is the bearer token that it accepts.
+	// Minor is the minor version of the release, 1.MINOR. Set it before the first request.
+	Minor string
 	Token string
 
 	mu sync.Mutex
@@ -34,7 +36,7 @@ type Cluster struct {
 
 // NewCluster makes a cluster. These lists exist, and are empty; any other path is 404.
 func NewCluster(token string, lists ...string) *Cluster {
-	c := &Cluster{Token: token, denied: map[string]bool{}, lists: map[string]map[string]map[string]any{}}
+	c := &Cluster{Token: token, Minor: "36", denied: map[string]bool{}, lists: map[string]map[string]map[string]any{}}
 	for _, list := range lists {
 		c.lists[list] = map[string]map[string]any{}
 	}
@@ -107,6 +109,9 @@ func (c *Cluster) answer(r *http.Request) (status int, answer any) {
 		return http.StatusUnauthorized, nil
 	case r.Method != http.MethodGet:
 		return http.StatusMethodNotAllowed, nil
+	}
+	if r.URL.Path == "/version" {
+		return http.StatusOK, map[string]any{"major": "1", "minor": c.Minor, "gitVersion": "v1." + c.Minor}
 	}
 	list, namespace, name := splitObjectPath(r.URL.Path)
 	objects, exists := c.lists[list]
