@@ -271,7 +271,9 @@ type classes struct {
 	err error
 }
 
-func (c classes) StorageClasses(context.Context) ([]metadata.StorageClass, error) { return c.all, c.err }
+func (c classes) StorageClasses(context.Context) ([]metadata.StorageClass, error) {
+	return c.all, c.err
+}
 
 // A storage class that CreateVolume would refuse is a failure: without it the first claim shows the mistake.
 func TestExamineClasses(t *testing.T) {
