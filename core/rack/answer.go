@@ -5,7 +5,10 @@
 package rack
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -17,8 +20,9 @@ import (
 // descriptions has less than 1 MiB.
 const maxAnswer = 8 << 20
 
-// boundedAnswers limits the size of answers, so that a broken server cannot use up the memory. It also rejects the
-// success of a deletion that no rack would answer: a deletion has no body that could be compared with what was asked.
+// boundedAnswers reads answers to their end, so that one of which a part is lost counts as lost. It limits their size, so
+// that a broken server cannot use up the memory. It also rejects the success of a deletion that no rack would answer: a
+// deletion has no body that could be compared with what was asked.
 type boundedAnswers struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = boundedAnswers{}
@@ -28,10 +32,13 @@ func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp.Body = http.MaxBytesReader(nil, resp.Body, maxAnswer)
+	body, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, maxAnswer))
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("read its answer: %w", err)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
 	status := resp.StatusCode
 	if req.Method == http.MethodDelete && status < http.StatusMultipleChoices && status != http.StatusNoContent {
-		drain(resp)
 		return nil, fmt.Errorf("its answer is wrong: HTTP %d, and every rack answers a deletion with 204", status)
 	}
 	return resp, nil

@@ -6,7 +6,6 @@ package rack
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptrace"
 	"sync/atomic"
@@ -29,7 +28,8 @@ const lostAnswerWait = 5 * time.Second
 // sees the result. If the RPC returned at once, the rack could attach the disk after the volume was unpublished, or
 // detach it after the volume was published again and mounted.
 //
-// A change that has no connection yet when the caller's context ends is not sent any more.
+// A change that has no connection yet when the caller's context ends is not sent any more. next reads answers to their
+// end.
 type changeWaiter struct {
 	next http.RoundTripper
 	// lostAnswerWait is [lostAnswerWait], or a shorter time in tests.
@@ -44,6 +44,7 @@ func (f *changeWaiter) RoundTrip(req *http.Request) (*http.Response, error) {
 		return f.next.RoundTrip(req)
 	}
 	ctx, cancel := outlive(caller)
+	defer cancel()
 	var sent atomic.Bool
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }}
 	ctx = httptrace.WithClientTrace(ctx, trace)
@@ -54,15 +55,10 @@ func (f *changeWaiter) RoundTrip(req *http.Request) (*http.Response, error) {
 	})
 	defer stop()
 	resp, err := f.next.RoundTrip(req.WithContext(ctx))
-	if err != nil {
-		cancel()
-		if sent.Load() && orderMatters(req) {
-			time.Sleep(f.lostAnswerWait) // also if the caller has gone
-		}
-		return nil, err
+	if err != nil && sent.Load() && orderMatters(req) {
+		time.Sleep(f.lostAnswerWait) // also if the caller has gone
 	}
-	resp.Body = &cancelOnClose{ReadCloser: resp.Body, cancel: cancel}
-	return resp, nil
+	return resp, err
 }
 
 // outlive returns a context that ends [changeGrace] after the caller's deadline, and with nothing else of the caller. A
@@ -77,14 +73,3 @@ func outlive(caller context.Context) (context.Context, context.CancelFunc) {
 // orderMatters reports whether executing a request late can undo what a later request did. A deletion names an ID,
 // which no later request uses again.
 func orderMatters(req *http.Request) bool { return req.Method != http.MethodDelete }
-
-// cancelOnClose releases the context when the body is closed.
-type cancelOnClose struct {
-	io.ReadCloser
-	cancel context.CancelFunc
-}
-
-func (b *cancelOnClose) Close() error {
-	defer b.cancel()
-	return b.ReadCloser.Close()
-}

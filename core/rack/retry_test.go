@@ -7,10 +7,12 @@ package rack
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,35 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
+
+// An answer whose end is lost counts as lost: a read, an attach and a detach are repeated.
+func TestCutOffAnswer(t *testing.T) {
+	for operation, call := range map[string]func(r *rig, disk string) error{
+		"disk_view":            func(r *rig, disk string) error { _, err := r.Disk(t.Context(), disk); return err },
+		"instance_disk_attach": func(r *rig, disk string) error { _, err := r.Attach(t.Context(), disk, r.node(t)); return err },
+	} {
+		t.Run(operation, func(t *testing.T) {
+			r := newRig(t, simrack.Options{})
+			disk := r.create(t, "d")
+			r.node(t)
+			var cut atomic.Bool
+			r.intercept(func(w http.ResponseWriter, req *http.Request) bool {
+				if operationName(req) != operation || !cut.CompareAndSwap(false, true) {
+					return false
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.Header().Set("Content-Length", "1000")
+				_, err := w.Write([]byte(`{"id":`))
+				must(t, errors.Join(err, http.NewResponseController(w).Flush()))
+				panic(http.ErrAbortHandler)
+			})
+			must(t, call(r, disk.ID))
+			if !cut.Load() {
+				t.Error("no answer was cut off")
+			}
+		})
+	}
+}
 
 // Requests that are safe to repeat are sent a few times after temporary trouble. All others are sent once.
 func TestRetries(t *testing.T) {

@@ -837,6 +837,14 @@ var planted = []bug{
 		test:     "TestPublishElsewhereMeetsADetach",
 	},
 	{
+		name:     "rack: an answer that was cut off counts as an answer",
+		file:     "core/rack/answer.go",
+		original: "\tbody, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, maxAnswer))\n\tif err := errors.Join(err, resp.Body.Close()); err != nil {",
+		planted:  "\tbody, _ := io.ReadAll(http.MaxBytesReader(nil, resp.Body, maxAnswer))\n\tif err := errors.Join(resp.Body.Close()); err != nil {",
+		pkg:      "core/rack",
+		test:     "TestCutOffAnswer",
+	},
+	{
 		name:     "detach: the nodes before the last one are forgotten",
 		file:     "core/detach/records.go",
 		original: "\twanted.Over = slices.Contains(d.Earlier, wanted.Instance)\n",
