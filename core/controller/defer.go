@@ -81,10 +81,15 @@ func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
 		}
 	}
 	if errors.Is(err, detach.ErrClaimed) {
-		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
-			"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))
+		return justDetachedError(disk)
 	}
 	return err
+}
+
+// justDetachedError is the error for a disk that another process, or another call, works on.
+func justDetachedError(disk rack.Disk) error {
+	return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+		"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))
 }
 
 // deferDetach defers the detach of a disk from an instance with a guest. While the node plugin is down for a moment, an
@@ -160,8 +165,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		case !errors.Is(err, detach.ErrClaimed):
 			return disk, err
 		case time.Until(deadline) < claimPoll:
-			return disk, rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
-				"disk %q (%s) is just being detached from instance %s: retry", disk.Name, disk.ID, disk.InstanceID))
+			return disk, justDetachedError(disk)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -98,9 +99,15 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		case rejected != nil:
 			return rack.Disk{}, rejected
 		case err == nil:
-			return c.waitForDisk(ctx, attached)
+			return c.awaitAttached(ctx, attached, instanceID)
 		case errors.Is(err, restart.ErrElsewhere):
-			return rack.Disk{}, c.checkAttachable(ctx, disk)
+			if disk, err = c.rack.Disk(ctx, disk.ID); err == nil {
+				err = c.checkAttachable(ctx, disk)
+			}
+			if err != nil {
+				return rack.Disk{}, err
+			}
+			continue // it was detached there since
 		case errors.Is(err, restart.ErrFull):
 			return rack.Disk{}, rpc.ResourceExhausted(
 				"%w: --max-disks is %d; unpublish another volume from that node first",
@@ -116,7 +123,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
 				return rack.Disk{}, err
 			}
-			return c.waitForDisk(ctx, attached)
+			return c.awaitAttached(ctx, attached, instanceID)
 		}
 		if err := c.checkSameProject(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err
@@ -187,7 +194,7 @@ func (c rackController) checkAndPublish(
 		return rack.Disk{}, err, nil
 	}
 	defer release()
-	if disk.State == rack.Detached {
+	if disk.InstanceID != instanceID { // also if it is attached elsewhere: it may be detached there meanwhile
 		disks, err := c.instanceDisks(ctx, instanceID)
 		if err == nil {
 			err = checkSerialCollision(disk, disks, instanceID)
@@ -221,13 +228,19 @@ func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (r
 	return c.waitForDisk(ctx, now)
 }
 
-// detachIfDeferred carries out a deferred detach, if the instance is stopped. It returns the disk as it is afterwards.
+// detachIfDeferred carries out a deferred detach without a time, if the instance is stopped. It returns the disk as it is
+// afterwards. If the volume was published again meanwhile, the detacher sees that.
 func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	deferred, err := c.deferredDetaches(ctx)
 	if err != nil || deferred[disk.ID] != disk.InstanceID {
 		return disk, err
 	}
-	return c.unpublishPlanned(ctx, disk)
+	err = c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
+	switch {
+	case errors.Is(err, rack.ErrNotStopped), errors.Is(err, detach.ErrNotDeferred), errors.Is(err, detach.ErrClaimed), err == nil:
+		return c.rack.Disk(ctx, disk.ID)
+	}
+	return disk, c.resolveDetach(ctx, disk, err)
 }
 
 // sendRestarts adds the planned restarts to the response's metadata if the caller asked for them. Orchestrators do not

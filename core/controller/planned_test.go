@@ -341,6 +341,51 @@ func TestPlannedDeleteCostsNoRestart(t *testing.T) {
 	}
 }
 
+// A deletion that meets a publish of the same volume neither detaches the disk nor defers its detach again.
+func TestPlannedDeleteMeetsAPublish(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node := r.Node(t, "node-a")
+	volume := r.Create(t, "v")
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Unpublish(t, volume, node))
+	other, gate := r.gated(t)
+	detach := gate.Hold(http.MethodPost, "/v1/instances/"+node+"/disks/detach")
+	deleted := make(chan error, 1)
+	go func() { deleted <- other.Delete(t, volume) }()
+	detach.Entered(t)
+	published := r.Publish(t, volume, node) == nil
+	detach.Release()
+	if err := <-deleted; err == nil {
+		t.Error("the volume was deleted")
+	}
+	if records := r.records(t, "csi-detach"); published && len(records) > 0 {
+		t.Errorf("the volume is published, and its disk would be detached: %v", records)
+	}
+	r.published(t, volume, node)
+}
+
+// A disk that another client attached elsewhere, after the publish has looked at it, is not published.
+func TestPlannedDiskAttachedElsewhereMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	elsewhere := r.Node(t, "node-c")
+	r.Must(t, r.Sim.SetRunState(t.Context(), elsewhere, "stopped"))
+	volume := r.Create(t, "v")
+	other, gate := r.gated(t)
+	first := gate.Hold(http.MethodGet, "/v1/disks/"+volume)
+	done := make(chan error, 1)
+	go func() { done <- other.Publish(t, volume, r.Node(t, "node-a")) }()
+	first.Entered(t)
+	second := gate.Hold(http.MethodGet, "/v1/disks/"+volume)
+	first.Release()
+	second.Entered(t)
+	r.AttachByHand(t, volume, elsewhere)
+	second.Release()
+	coretest.WantCode(t, <-done, codes.FailedPrecondition, "is attached to instance")
+}
+
 // On an instance that its owner has stopped, attach and detach work at once, and the instance is not started.
 func TestPlannedStoppedInstanceIsNotStarted(t *testing.T) {
 	t.Parallel()

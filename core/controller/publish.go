@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -92,6 +93,9 @@ func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.
 		return disk, err
 	}
 	now, err := c.rack.Disk(ctx, disk.ID)
+	if err == nil {
+		now, err = c.waitForDisk(ctx, now)
+	}
 	if err != nil || now.InstanceID == disk.InstanceID {
 		return now, err
 	}
@@ -123,8 +127,13 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	// A rack with hot-plug may need some time.
-	if attached, err = c.waitForDisk(ctx, attached); err != nil {
+	return c.awaitAttached(ctx, attached, instanceID)
+}
+
+// awaitAttached waits until an attach that the rack accepted is done: a rack with hot-plug may need some time.
+func (c rackController) awaitAttached(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	attached, err := c.waitForDisk(ctx, disk)
+	if err != nil {
 		return rack.Disk{}, err
 	}
 	if attached.InstanceID != instanceID {
@@ -259,6 +268,14 @@ func (c rackController) instanceFullError(
 			if ok && !deferred.Untimed && c.detacher.Left(deferred) > 0 {
 				return c.waitsForDetachError(disk, deferred, "and makes room on the full instance: retry then")
 			}
+		}
+		now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
+		if err != nil {
+			return err
+		}
+		if len(now) < len(disks) {
+			return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+				"instance %s was full, and a disk has just been detached from it: retry", instanceID))
 		}
 	}
 	if refusal != nil && len(disks) < c.maxDisks {

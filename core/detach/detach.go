@@ -356,11 +356,13 @@ func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string)
 			}
 			return err
 		}
+		// The rack has accepted the detach. Until it is seen to be done, no publish may rely on the disk.
 		if disk, err = d.rack.WaitForDisk(ctx, disk, detachTime); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", errUnanswered, err)
 		}
 		if disk.InstanceID == instanceID {
-			return fmt.Errorf("disk %q (%s) is still attached to instance %s: %w", disk.Name, diskID, instanceID, rack.ErrBusy)
+			return fmt.Errorf("%w: disk %q (%s) is still attached to instance %s: %w",
+				errUnanswered, disk.Name, diskID, instanceID, rack.ErrBusy)
 		}
 		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", diskID, "node_id", instanceID)
 	}

@@ -92,7 +92,7 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	return failed
 }
 
-// lookAt carries out a deferred detach if it is due. It returns when to look again. The map remembers which instances
+// lookAt carries out a deferred detach if it is due. It returns when to look again. The map remembers the instances that
 // run.
 func (d *Detacher) lookAt(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
 	since := d.sinceSeen(deferred.recordID, deferred.text)
@@ -104,15 +104,14 @@ func (d *Detacher) lookAt(ctx context.Context, deferred Deferred, running map[st
 	}
 	left := d.Left(deferred)
 	if deferred.Untimed || left > 0 || d.refusedLately(deferred.recordID) {
-		runs, known := running[deferred.Instance]
-		if !known {
-			var err error
-			if runs, err = d.runs(ctx, deferred.Instance); err != nil {
+		if !running[deferred.Instance] { // one that did not run may have been started since
+			runs, err := d.runs(ctx, deferred.Instance)
+			if err != nil {
 				return idle, err
 			}
 			running[deferred.Instance] = runs
 		}
-		if runs {
+		if running[deferred.Instance] {
 			if deferred.Untimed || left == 0 {
 				return idle, nil
 			}

@@ -845,6 +845,22 @@ var planted = []bug{
 		test:     "TestCutOffAnswer",
 	},
 	{
+		name:     "detach: a deletion detaches without a claim",
+		file:     "core/controller/planned.go",
+		original: "\terr = c.detacher.Detach(ctx, disk.ID, disk.InstanceID)\n",
+		planted:  "\t_, err = c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)\n",
+		pkg:      "core/controller",
+		test:     "TestPlannedDeleteMeetsAPublish",
+	},
+	{
+		name:     "controller: a disk that was attached elsewhere meanwhile is published",
+		file:     "core/controller/planned.go",
+		original: "\t\t\tif disk, err = c.rack.Disk(ctx, disk.ID); err == nil {\n\t\t\t\terr = c.checkAttachable(ctx, disk)\n\t\t\t}\n\t\t\tif err != nil {\n\t\t\t\treturn rack.Disk{}, err\n\t\t\t}\n\t\t\tcontinue // it was detached there since\n",
+		planted:  "\t\t\treturn rack.Disk{}, c.checkAttachable(ctx, disk)\n",
+		pkg:      "core/controller",
+		test:     "TestPlannedDiskAttachedElsewhereMeanwhile",
+	},
+	{
 		name:     "detach: the nodes before the last one are forgotten",
 		file:     "core/detach/records.go",
 		original: "\twanted.Over = slices.Contains(d.Earlier, wanted.Instance)\n",
