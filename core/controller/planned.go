@@ -237,7 +237,10 @@ func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (r
 	}
 	err = c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
 	switch {
-	case errors.Is(err, rack.ErrNotStopped), errors.Is(err, detach.ErrNotDeferred), errors.Is(err, detach.ErrClaimed), err == nil:
+	case errors.Is(err, rack.ErrNotStopped),
+		errors.Is(err, detach.ErrNotDeferred),
+		errors.Is(err, detach.ErrClaimed),
+		err == nil:
 		return c.rack.Disk(ctx, disk.ID)
 	}
 	return disk, c.resolveDetach(ctx, disk, err)
