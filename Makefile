@@ -6,7 +6,7 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
 # Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector
 # needs.
-PACKAGES    := e2fsprogs xfsprogs btrfs-progs util-linux mount dbus-daemon gcc libc6-dev ca-certificates
+PACKAGES    := e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup util-linux mount dbus-daemon gcc libc6-dev ca-certificates
 # For the guest of test-vm: QEMU, and the parts of the guest.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 # For the nodes of e2e-k8s.
@@ -29,7 +29,7 @@ build: ## build the plugin and the simulated rack into bin/
 # The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
 CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:v0.1.0
-IMAGE_TOOLS      := blkid btrfs dd e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
 IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 

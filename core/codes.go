@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -123,6 +124,12 @@ var codeTable = []struct {
 	{mount.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process uses the mount; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "another program put something at the path"},
+	{luks.ErrPassphrase, codes.FailedPrecondition, "no key slot has the passphrase; nothing was changed"},
+	{luks.ErrHeader, codes.FailedPrecondition, "the header is damaged: an operator must restore its backup"},
+	{luks.ErrNoDeviceMapper, codes.FailedPrecondition, "the node's kernel lacks a module: an operator must act"},
+	{luks.ErrBusy, codes.FailedPrecondition, "a process, or a device built on it, uses the mapping of an encrypted disk"},
+	{luks.ErrMemory, codes.FailedPrecondition, "the key needs more memory than the plugin may use: an operator must act"},
+	{luks.ErrCryptsetup, codes.Internal, "cryptsetup failed; a retry repeats the step"},
 	{volumerecord.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{volumerecord.ErrUnreadable, codes.FailedPrecondition, "the volume may be on any disk: an operator must decide"},
 	{volumelock.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},

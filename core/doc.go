@@ -56,6 +56,7 @@
 //   - core/restart: plans restarts of instances; core/shutdown: powers the guest off for one
 //   - core/device, core/mount: block devices, proving them blank, formatting, mounting; core/filesystem: supported
 //     types and mkfs options
+//   - core/luks: encrypted disks
 //   - core/hostexec, core/volumelock: programs of the host; a lock that they inherit
 //   - core/volumerecord, core/statefile: which disks this node may hold; files of the state folder
 //   - core/config, core/metrics: settings and metrics

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -126,6 +127,9 @@ func buildNode(
 				"run it with hostPID: true (Kubernetes) or pid_mode = \"host\" (Nomad)",
 		)
 	}
+	if err := luks.DisableCoreDumps(); err != nil {
+		log.Warn("a core dump may contain passphrases of encrypted disks", "error", err)
+	}
 	identity := provider(cfg, log)
 	readiness.SetWaiting("identity of this node")
 	background.run("find the identity of this node, and register the plugin", func() {
@@ -141,15 +145,16 @@ func buildNode(
 		})
 	}
 	return node.New(node.Options{
-		Provider:       identity,
-		Rack:           cfg.Rack,
-		MaxDisks:       cfg.MaxDisks,
-		ReserveDisks:   cfg.ReserveDisks,
-		Devices:        device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
-		StateDir:       cfg.StateDir,
-		BlankScanLimit: int64(cfg.BlankScanLimit),
-		DeviceTimeout:  cfg.DeviceTimeout,
-		Log:            log,
+		Provider:        identity,
+		Rack:            cfg.Rack,
+		MaxDisks:        cfg.MaxDisks,
+		ReserveDisks:    cfg.ReserveDisks,
+		Devices:         device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot},
+		StateDir:        cfg.StateDir,
+		BlankScanLimit:  int64(cfg.BlankScanLimit),
+		LUKSMemoryBytes: int64(cfg.LUKSMemory),
+		DeviceTimeout:   cfg.DeviceTimeout,
+		Log:             log,
 	})
 }
 

@@ -32,6 +32,7 @@ import (
 //   - volume_rack.go: volumes on the rack: create, list, show, delete
 //   - volume_adopt.go: volumes of a cluster that is gone; registrations.go: what an orchestrator needs for them
 //   - volume_restart.go: the output about planned restarts
+//   - volume_encrypted.go: passphrases and headers of encrypted volumes
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
 //   - client: the calls to the plugin
@@ -68,7 +69,8 @@ type storageCommands struct {
 	stdout, stderr io.Writer
 
 	endpoint, controller, node config.SocketFlag
-	stagingDir, sysRoot        string
+	stagingDir                 string
+	devRoot, sysRoot           string
 	timeout                    time.Duration
 	json, dryRun, wait         bool
 }
@@ -89,6 +91,7 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		b.unmount(),
 		b.detach(),
 		b.deleteVolume(),
+		b.headerBackup(),
 		b.adopt(),
 		noExpand(),
 	)
@@ -193,6 +196,7 @@ func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
 		Controller: string(cmp.Or(b.controller, b.endpoint, controller, endpoint, defaultControllerSocket)),
 		Node:       string(cmp.Or(b.node, b.endpoint, node, endpoint, defaultNodeSocket)),
 		StagingDir: stagingDir,
+		DevRoot:    cmp.Or(b.devRoot, getenv(b.environ, "OXIDE_CSI_DEV_ROOT"), "/dev"),
 		SysRoot:    cmp.Or(b.sysRoot, getenv(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
 		DryRun:     b.dryRun,
 		Progress:   progress,

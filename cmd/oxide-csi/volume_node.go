@@ -98,6 +98,7 @@ type mountFlags struct {
 	options                        []string
 	block, readOnly, attach        bool
 	context                        *map[string]string
+	passphrases                    passphraseFlags
 }
 
 func (b *storageCommands) mount() *cobra.Command {
@@ -177,6 +178,7 @@ func (f *mountFlags) add(cmd *cobra.Command) {
 		"",
 		"file with the output of attach --json, - for stdin; mount then needs no controller",
 	)
+	f.passphrases.add(flags)
 	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -203,6 +205,8 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 		return opts, usage(
 			"--attach and --attachment exclude each other: --attachment is of a volume that is attached already",
 		)
+	case f.attachment == "-" && (f.passphrases.now == "-" || f.passphrases.previous == "-"):
+		return opts, usage("--attachment and a passphrase cannot both come from stdin: write one of them to a file")
 	case f.block && (f.fsType != "" || len(f.options) > 0):
 		return opts, usage("--block cannot be combined with --fs-type or --option: a raw disk has no filesystem")
 	}
@@ -215,6 +219,9 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 		}
 	}
 	var err error
+	if opts.Secrets, err = f.passphrases.read(stdin); err != nil {
+		return opts, err
+	}
 	opts.Attachment, err = readAttachment(f.attachment, stdin)
 	return opts, err
 }

@@ -54,7 +54,7 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	parameters := keyValues(
 		flags,
 		"parameter",
-		"blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true with --from-snapshot; may be repeated",
+		"blockSize=512, 2048 or 4096 (default); diskType=distributed (default) or local; readOnly=true with --from-snapshot; encryption=luks2; may be repeated",
 	)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	completeFlag(cmd, "from-snapshot", b.completeSnapshot())

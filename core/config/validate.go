@@ -24,6 +24,12 @@ const (
 	maxMaxDisks = 64
 )
 
+// Bounds of --luks-memory. argon2id accepts less, which an attacker tries too fast; cryptsetup accepts no more than 4 GiB.
+const (
+	minLUKSMemory = Size(1) << 20
+	maxLUKSMemory = Size(4) << 30
+)
+
 // maxNameBytes is the rack's limit for names, and the plugin's limit for cluster IDs.
 const maxNameBytes = 63
 
@@ -253,6 +259,9 @@ func (c Config) checkNode(p *Problems) {
 	}
 	c.checkIdentity(p)
 	checkAbsolute(p, "--state-dir", c.StateDir)
+	if c.LUKSMemory < minLUKSMemory || c.LUKSMemory > maxLUKSMemory {
+		p.add("--luks-memory", "%s is not between %s and %s", c.LUKSMemory, minLUKSMemory, maxLUKSMemory)
+	}
 	if c.BlankScanLimit < 0 {
 		p.add("--blank-scan-limit", "%d is negative", c.BlankScanLimit)
 	}

@@ -127,6 +127,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--pprof=yes", `config: --pprof: "yes" is neither true nor false`},
 		{"--state-dir=state", `config: --state-dir: "state" is not an absolute path`},
 		{"--state-dir=", `config: --state-dir: "" is not an absolute path`},
+		{"--luks-memory=5GiB", `config: --luks-memory: 5GiB is not between 1MiB and 4GiB`},
+		{"--luks-memory=64KiB", `config: --luks-memory: 64KiB is not between 1MiB and 4GiB`},
 		{"--blank-scan-limit=32", `config: --blank-scan-limit: "32" is not a size: write a whole number with a unit, such as 20GiB, 20Gi or 20G`},
 		{"--blank-scan-limit=-1", `config: --blank-scan-limit: "-1" is not a size: write a whole number with a unit, such as 20GiB, 20Gi or 20G`},
 		{"--device-timeout=60", `config: --device-timeout: "60" is not a duration; write a number and a unit such as 60s or 5m`},
@@ -388,6 +390,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 		"--http-endpoint=x",
 		"--pprof=x",
 		"--state-dir=x",
+		"--luks-memory=x",
 		"--blank-scan-limit=x",
 	}
 	yaml := "deviceTimeout: x\ndetachGrace: x\nlogLevel: x\nlogFormat: x\ndevRoot: x\nsysRoot: x\nunknown: x\n"

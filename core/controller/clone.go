@@ -37,6 +37,9 @@ func (c *Service) clone(
 	if err := rc.checkDiskOwner(ctx, source); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
+	if err := checkSourceEncryption(want, "volume", source.Name, source.ID, source.Description); err != nil {
+		return rackController{}, rack.Disk{}, err
+	}
 	size, err := chooseSize(want.capacity, source.SizeBytes)
 	if err != nil {
 		return rackController{}, rack.Disk{}, err

@@ -81,6 +81,7 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 		description: rack.NewDescription(c.cluster, req.GetName(), params.pvc),
 	}
 	want.description.RawBlock = params.rawBlock
+	want.description.LUKS = params.luks
 	if source := req.GetVolumeContentSource().GetSnapshot(); source != nil {
 		id, ok := diskname.ParseID(source.GetSnapshotId())
 		if !ok {
@@ -355,8 +356,33 @@ func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 		return mismatch("is not of type %q: delete it or use another name", want.params.diskType)
 	case want.params.readOnly != disk.ReadOnly:
 		return mismatch("its read-only flag is %t: delete it or use another name", disk.ReadOnly)
+	case want.params.luks != owner.LUKS:
+		return mismatch("%s: delete it or use another name", encryptionText(owner.LUKS))
 	}
 	return checkMatchesSource(disk, owner, want, mismatch)
+}
+
+// encryptionText says whether a disk is encrypted.
+func encryptionText(luks int) string {
+	if luks == 0 {
+		return "is not encrypted"
+	}
+	return "is encrypted"
+}
+
+// checkSourceEncryption rejects a source that is encrypted if the volume is not to be, and the other way round: the copy
+// has the source's bytes, so nothing could encrypt or decrypt it.
+func checkSourceEncryption(want volumeRequest, kind, name, id, description string) error {
+	source, _ := rack.ParseDescription(description) // a source that this plugin did not make is not known to be encrypted
+	if source.LUKS == want.params.luks {
+		return nil
+	}
+	advice := "remove parameter " + rpc.KeyEncryption
+	if source.LUKS != 0 {
+		advice = "set parameter " + rpc.KeyEncryption + " to " + rpc.EncryptionLUKS2
+	}
+	return rpc.InvalidArgument("volume_content_source: %s %q (%s) %s, and a copy cannot differ: %s",
+		kind, name, id, encryptionText(source.LUKS), advice)
 }
 
 // checkMatchesSource rejects a disk whose source is not the requested one.
@@ -415,6 +441,9 @@ func (c *Service) restore(
 			snapshot.Name,
 			snapshot.ID,
 		)
+	}
+	if err := checkSourceEncryption(want, "snapshot", snapshot.Name, snapshot.ID, snapshot.Description); err != nil {
+		return rackController{}, rack.Disk{}, err
 	}
 	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot); err != nil {
 		return c.existingOr(ctx, want, candidates, err)

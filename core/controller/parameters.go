@@ -26,6 +26,8 @@ type parameters struct {
 	readOnly bool
 	// rawBlock says that one of the capabilities is block. It is not a parameter.
 	rawBlock bool
+	// luks is the version of LUKS with which the node encrypts the disk, or 0.
+	luks int
 	// pvc is namespace/name of the Kubernetes PersistentVolumeClaim, if the provisioner passed it.
 	pvc string
 	// nodeParameters are copied into the volume context, where the node reads them.
@@ -38,6 +40,9 @@ const (
 	diskTypeLocal             = "local"
 	defaultBlockSize    int64 = 4096
 )
+
+// luks2 is the version of LUKS that [rpc.EncryptionLUKS2] means.
+const luks2 = 2
 
 // parseParameters parses the parameters of a volume with these capabilities. It rejects an unknown parameter, so that a
 // typing mistake is found when the volume is created.
@@ -105,6 +110,11 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 		}
 		p.readOnly = value == "true"
 		return nil
+	case rpc.KeyEncryption:
+		if value != rpc.EncryptionLUKS2 {
+			return rpc.InvalidArgument("parameter %s: %q is not %s", key, value, rpc.EncryptionLUKS2)
+		}
+		p.luks = luks2
 	case rpc.KeyMkfsOptions:
 		for _, capability := range capabilities {
 			if m := capability.GetMount(); m != nil {
@@ -131,6 +141,7 @@ var knownParameters = []string{
 	rpc.KeyBlockSize,
 	rpc.ParameterDiskType,
 	rpc.KeyReadOnly,
+	rpc.KeyEncryption,
 	rpc.KeyMkfsOptions,
 	rpc.KeyRootUID,
 	rpc.KeyRootGID,

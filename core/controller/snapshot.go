@@ -72,6 +72,7 @@ func checkSnapshotParameters(parameters map[string]string) error {
 func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.ID, description.Lineage))
+	want.LUKS = description.LUKS
 	source, err := c.waitForSource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {

@@ -42,6 +42,9 @@ func volumeContext(disk rack.Disk, params parameters) map[string]string {
 	if params.rawBlock || rawBlock(disk) {
 		values[rpc.KeyRawBlock] = "true"
 	}
+	if description, _ := rack.ParseDescription(disk.Description); description.LUKS == luks2 {
+		values[rpc.KeyEncryption] = rpc.EncryptionLUKS2
+	}
 	maps.Copy(values, params.nodeParameters)
 	return values
 }
@@ -60,6 +63,9 @@ func publishContext(disk rack.Disk) map[string]string {
 	}
 	if description.RawBlock {
 		values[rpc.KeyRawBlock] = "true"
+	}
+	if description.LUKS == luks2 {
+		values[rpc.KeyEncryption] = rpc.EncryptionLUKS2
 	}
 	return values
 }

@@ -36,9 +36,73 @@ type BlankOptions struct {
 	ScanLimit int64
 	// Interrupted describes an unfinished format of this disk. It is nil if there was none.
 	Interrupted *InterruptedFormat
+	// NeverWritten says that the device is the mapping of an encrypted disk whose header has the label
+	// [LabelUnformatted]. Its content is noise, or the remains of an interrupted mkfs, and is not read.
+	NeverWritten bool
+	// Encrypted says that the disk is about to be encrypted. Then the places are read, too, where an encrypted disk has
+	// its key slots and the filesystem inside its superblocks. A blank disk for raw block is read as a whole only up to
+	// ScanLimit: larger ones could otherwise never be encrypted, and what a workload wrote is behind a header.
+	Encrypted bool
 }
 
-func (o BlankOptions) wholeDisk() bool { return o.Origin != OriginBlank || o.RawBlock }
+// luksDataOffset is where the data of an encrypted disk begins: cryptsetup's default for LUKS2.
+const luksDataOffset = 16 * mib
+
+// regions are the places that must be zero.
+func (o BlankOptions) regions(sizeBytes int64) []region {
+	all := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
+	if !o.Encrypted || sizeBytes <= luksDataOffset {
+		return all
+	}
+	all = append(all, region{"header of an encrypted disk", 0, luksDataOffset})
+	for _, offset := range formatMarkerOffsets(sizeBytes) {
+		all = append(all, region{"place of a format marker", offset, formatMarkerBytes})
+	}
+	return append(all, encryptedData(luksDataOffset, sizeBytes)...)
+}
+
+// encryptedData are the places behind the header of an encrypted disk where the filesystem inside has its signatures, and
+// where a workload writes first.
+func encryptedData(offset, sizeBytes int64) (all []region) {
+	for _, r := range append(headAndTail(sizeBytes-offset), signatures(sizeBytes-offset)...) {
+		all = append(all, region{"encrypted data, " + r.format, r.offset + offset, r.length})
+	}
+	return all
+}
+
+// CheckNeverWritten returns [ErrNotBlank] if something was written into an encrypted disk whose data begins at offset. dev
+// is the disk, not its mapping: where nothing was written, a disk that was blank is still zero. It reads the places where
+// mkfs and workloads write first, or all of a disk for raw block that is not larger than ScanLimit.
+func CheckNeverWritten(ctx context.Context, dev Device, offset int64, options BlankOptions) error {
+	regions := encryptedData(offset, dev.SizeBytes)
+	if options.RawBlock && dev.SizeBytes <= options.ScanLimit {
+		regions = append(regions, region{"encrypted data", offset, dev.SizeBytes - offset})
+	}
+	found := ""
+	err := dev.withFile(func(file *os.File) (err error) {
+		// What the mapping writes does not change the kernel's cache of the disk below.
+		if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKFLSBUF, 0); err != nil {
+			return fmt.Errorf("drop the cache: %w", err)
+		}
+		found, err = findByte(ctx, file, regions)
+		return err
+	})
+	if err == nil && found != "" {
+		err = errors.New(found)
+	}
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, dev, err)
+	}
+	return nil
+}
+
+// wholeDisk reports whether every byte of a disk of this size must be zero.
+func (o BlankOptions) wholeDisk(sizeBytes int64) bool {
+	if o.Encrypted && o.Origin == OriginBlank {
+		return o.RawBlock && sizeBytes <= o.ScanLimit
+	}
+	return o.Origin != OriginBlank || o.RawBlock
+}
 
 // InterruptedFormat describes a format that did not finish. [ProveBlank] then accepts what this format may have left on
 // the disk, and nothing else.
@@ -72,10 +136,13 @@ const lockTimeout = 5 * time.Second
 // Otherwise it returns [ErrNotBlank] with what was found, also after a read error or a short read. It returns
 // [ErrInUse] if another program holds the device. Reading a whole disk takes long, and stops when ctx ends.
 //
+// The mapping of an encrypted disk into which nothing was ever written counts as blank, see [BlankOptions]. What it shows
+// is then wiped as the remains of an interrupted format are.
+//
 // If a format of the disk was interrupted, ProveBlank also accepts a filesystem with that format's UUID that was never
 // mounted. If nothing else has written to the disk since, it accepts any data without a signature.
 func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, error) {
-	if options.wholeDisk() && dev.SizeBytes > options.ScanLimit {
+	if options.wholeDisk(dev.SizeBytes) && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf(
 			"%w %s: it has no filesystem, and has %d bytes, more than the %d that are scanned: "+
 				"raise --blank-scan-limit, or make the filesystem by hand if the disk is empty",
@@ -112,7 +179,11 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 }
 
 func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
-	found, err := findByte(ctx, b.exclusive, append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...))
+	if options.NeverWritten {
+		b.remains = true
+		return nil
+	}
+	found, err := findByte(ctx, b.exclusive, options.regions(b.dev.SizeBytes))
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
@@ -132,7 +203,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	if !content.Empty() {
 		return fmt.Errorf("%w %s: it holds %s", ErrNotBlank, b.dev, content)
 	}
-	if found == "" && options.wholeDisk() {
+	if found == "" && options.wholeDisk(b.dev.SizeBytes) {
 		if found, err = findByte(ctx, b.exclusive, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
 			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 		}

@@ -88,10 +88,15 @@ func newMarker(text string, diskID uuid.UUID, length int) marker {
 // of ext (a power of two) and none of the few equal parts of xfs.
 func formatMarker(dev Device, diskID uuid.UUID) marker {
 	m := newMarker(formatText, diskID, formatMarkerBytes)
-	for _, part := range []int64{3, 7, 15, 17} {
-		m.offsets = append(m.offsets, dev.SizeBytes/19*part/formatMarkerBytes*formatMarkerBytes)
-	}
+	m.offsets = formatMarkerOffsets(dev.SizeBytes)
 	return m
+}
+
+func formatMarkerOffsets(sizeBytes int64) (offsets []int64) {
+	for _, part := range []int64{3, 7, 15, 17} {
+		offsets = append(offsets, sizeBytes/19*part/formatMarkerBytes*formatMarkerBytes)
+	}
+	return offsets
 }
 
 var workTexts = map[Work]string{Growing: growthText, Checking: checkText}

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. It
-// returns false if the disk does not show it.
+// NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. For an
+// encrypted disk it reports whether nothing was ever written into it. It returns false if the disk does not show it.
 func NeverMounted(dev Device, content Content) (never bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		switch content.Type {
@@ -27,6 +27,9 @@ func NeverMounted(dev Device, content Content) (never bool, err error) {
 			never, err = xfsNeverMounted(file)
 		case "btrfs":
 			never, err = btrfsNeverMounted(file)
+		case TypeLUKS:
+			_, label, headerErr := dev.LUKSHeader()
+			never, err = label == LabelUnformatted, headerErr
 		}
 		return err
 	})

@@ -2,11 +2,12 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, and the programs that check
-// and grow filesystems.
+// Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, cryptsetup, and the programs
+// that check and grow filesystems.
 //
 // It looks for a program in fixed folders. It does not use PATH, which depends on how the plugin was started. A program
-// runs without a shell, without input and without the plugin's environment. It prints English in every locale.
+// runs without a shell and without the plugin's environment, and without input unless it needs a secret. It prints
+// English in every locale.
 package hostexec
 
 import (
@@ -34,7 +35,9 @@ var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 var packages = map[string]string{
 	"blkid":      "util-linux",
 	"btrfs":      "btrfs-progs",
+	"cryptsetup": "cryptsetup-bin",
 	"dd":         "coreutils",
+	"dmsetup":    "dmsetup",
 	"e2fsck":     "e2fsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"mkfs.ext3":  "e2fsprogs",
@@ -86,24 +89,46 @@ func (e *LeftBehindError) Unwrap() error { return e.cause }
 // the program is not installed. An error names the program, but not its arguments. The program inherits the file that
 // was given to [WithInherited].
 func Run(ctx context.Context, name string, args ...string) (Result, error) {
+	return run(ctx, nil, name, args)
+}
+
+// RunWithSecret is [Run] for a program that reads a secret from its stdin. Arguments and environment of a process are
+// visible to other users, so a secret is in neither. It is in a file in memory, which no other process can open by a name.
+func RunWithSecret(ctx context.Context, secret []byte, name string, args ...string) (Result, error) {
+	input, err := newMemoryFile("stdin")
+	if err != nil {
+		return Result{}, err
+	}
+	defer input.close()
+	if _, err := input.file.WriteAt(secret, 0); err != nil {
+		return Result{}, fmt.Errorf("write the input of %s: %w", name, err)
+	}
+	return run(ctx, input.file, name, args)
+}
+
+func run(ctx context.Context, stdin *os.File, name string, args []string) (Result, error) {
 	path, err := find(name)
 	if err != nil {
 		return Result{}, err
 	}
-	stdout, err := newOutput("stdout")
+	stdout, err := newMemoryFile("stdout")
 	if err != nil {
 		return Result{}, err
 	}
 	defer stdout.close()
-	stderr, err := newOutput("stderr")
+	stderr, err := newMemoryFile("stderr")
 	if err != nil {
 		return Result{}, err
 	}
 	defer stderr.close()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Args[0] = name
-	// libblkid's cache is off: an entry may be minutes old, and about another disk.
-	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null"}
+	// libblkid's cache is off: an entry may be minutes old, and about another disk. libdevmapper must not wait for udev: a
+	// container cannot hear its answer, and the plugin uses none of udev's links.
+	cmd.Env = []string{"PATH=" + strings.Join(folders, ":"), "LC_ALL=C", "BLKID_FILE=/dev/null", "DM_DISABLE_UDEV=1"}
+	if stdin != nil {
+		cmd.Stdin = stdin
+	}
 	cmd.Stdout, cmd.Stderr = stdout.file, stderr.file
 	if file, ok := ctx.Value(inheritedKey{}).(*os.File); ok && file != nil {
 		cmd.ExtraFiles = []*os.File{file}
@@ -130,23 +155,23 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: printed, Stderr: complained}, nil
 }
 
-// output is a file in memory to which a program writes. A pipe would end only when every process that inherited it has
+// memoryFile is a file in memory to which a program writes, or from which it reads. A pipe would end only when every process that inherited it has
 // closed it, such as a program that starts at the same time.
-type output struct{ file *os.File }
+type memoryFile struct{ file *os.File }
 
-func newOutput(name string) (output, error) {
+func newMemoryFile(name string) (memoryFile, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
 		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	}
 	if err != nil {
-		return output{}, fmt.Errorf("make a file in memory for the output of a program: %w", err)
+		return memoryFile{}, fmt.Errorf("make a file in memory for a program: %w", err)
 	}
-	return output{os.NewFile(uintptr(fd), name)}, nil
+	return memoryFile{os.NewFile(uintptr(fd), name)}, nil
 }
 
 // text is what was written until now.
-func (o output) text() (string, error) {
+func (o memoryFile) text() (string, error) {
 	info, err := o.file.Stat()
 	if err != nil {
 		return "", err
@@ -157,7 +182,7 @@ func (o output) text() (string, error) {
 }
 
 // close frees the memory, unless a process still has the file.
-func (o output) close() { _ = o.file.Close() } // what was written has been read
+func (o memoryFile) close() { _ = o.file.Close() } // what was written has been read
 
 // wait waits until a program has ended. If the program has not ended [killTimeout] after the end of ctx, wait returns
 // [*LeftBehindError].

@@ -39,6 +39,11 @@ func CopiesOf(n device.Number) (copies []Copy) {
 	if err != nil {
 		return nil
 	}
+	n = device.DiskBelow(n)
+	var shown [][]byte // the numbers as the kernel's tables show them
+	for _, number := range device.WithMappings([]device.Number{n}) {
+		shown = append(shown, []byte(" "+number.String()+" "))
+	}
 	seen := map[string]bool{own: true}
 	forEachProcess(func(folder string) bool {
 		namespace, err := os.Readlink(filepath.Join(folder, "ns", "mnt"))
@@ -51,7 +56,8 @@ func CopiesOf(n device.Number) (copies []Copy) {
 		}
 		seen[namespace] = true
 		// A node has many namespaces, and few of them have the mount. The number of a btrfs is not in the table.
-		if bytes.Contains(content, []byte(" "+n.String()+" ")) || bytes.Contains(content, []byte(" btrfs ")) {
+		contained := func(number []byte) bool { return bytes.Contains(content, number) }
+		if slices.ContainsFunc(shown, contained) || bytes.Contains(content, []byte(" btrfs ")) {
 			copies = append(copies, copiesIn(folder, content, n)...)
 		}
 		return true

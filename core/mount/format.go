@@ -76,41 +76,68 @@ func (f Formatter) Format(
 	blank *device.Blank,
 	want NewFilesystem,
 ) (took time.Duration, err error) {
-	fsUUID := FilesystemUUID(want.DiskID).String()
-	name, args, err := mkfs(want, fsUUID)
+	fsUUID := FilesystemUUID(want.DiskID)
+	name, args, err := mkfs(want, fsUUID.String())
 	if err != nil {
 		return 0, err
 	}
+	dev := blank.Device()
+	return f.FormatWith(ctx, blank, Making{
+		DiskID: want.DiskID,
+		Type:   want.Type,
+		UUID:   fsUUID,
+		Make: func(ctx context.Context, path string) error {
+			result, err := hostexec.Run(ctx, name, append(args, path)...)
+			if err != nil {
+				return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
+			}
+			if result.ExitCode != 0 {
+				return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrFormat, dev, name, result.ExitCode, result.Message())
+			}
+			return nil
+		},
+		Verify: func(context.Context) error { return verifyFormat(dev, want.Type, fsUUID.String()) },
+	})
+}
+
+// Making is a way to format a disk: a filesystem, or the header of an encrypted disk.
+type Making struct {
+	// DiskID is the disk's UUID on the rack.
+	DiskID uuid.UUID
+	// Type is blkid's name of what is made, and UUID its UUID.
+	Type string
+	UUID uuid.UUID
+	// Make makes it on the device at path. Verify checks that it reached stable storage.
+	Make   func(ctx context.Context, path string) error
+	Verify func(ctx context.Context) error
+}
+
+// FormatWith does what [Formatter.Format] does around mkfs: it records the format, marks the disk, makes, verifies, and
+// removes record and marker. If ctx ends, Make still runs to its end, for at most 15 min.
+func (f Formatter) FormatWith(ctx context.Context, blank *device.Blank, m Making) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mkfsTimeout)
 	defer cancel()
 	dev := blank.Device()
-	if err := f.writeRecord(want, dev, fsUUID, blank.Sequence()); err != nil {
+	if err := f.writeRecord(m, dev, blank.Sequence()); err != nil {
 		return 0, err
 	}
 	started := false
 	err = blank.Format(func(path string) error {
 		started = true
 		start := time.Now()
-		result, err := hostexec.Run(ctx, name, append(args, path)...)
-		took = time.Since(start)
-		if err != nil {
-			return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
-		}
-		if result.ExitCode != 0 {
-			return fmt.Errorf("%w on %s: %s: exit code %d: %s", ErrFormat, dev, name, result.ExitCode, result.Message())
-		}
-		return nil
+		defer func() { took = time.Since(start) }()
+		return m.Make(ctx, path)
 	})
 	if err != nil && !started {
-		return 0, errors.Join(err, f.RemoveRecord(want.DiskID))
+		return 0, errors.Join(err, f.RemoveRecord(m.DiskID))
 	}
 	if err != nil {
 		return took, err
 	}
-	if err := verifyFormat(dev, want.Type, fsUUID); err != nil {
+	if err := m.Verify(ctx); err != nil {
 		return took, err
 	}
-	return took, f.RemoveMarkerAndRecord(want.DiskID, dev)
+	return took, f.RemoveMarkerAndRecord(m.DiskID, dev)
 }
 
 // mkfs returns the program and its arguments without the device. The plugin's options come first, so that a user's
@@ -178,15 +205,15 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	return nil
 }
 
-// InterruptedFormat describes a format of this disk that started on any node and did not finish. It returns nil if
-// there was none. It returns nil also if content is not the unfinished or never mounted filesystem of that format: the
-// format is over.
+// InterruptedFormat describes a format of this disk that started on any node and did not finish. It was making what has
+// the UUID made. InterruptedFormat returns nil if there was none. It returns nil also if content is not the unfinished or
+// never mounted filesystem of that format, or an encrypted disk into which nothing was ever written: the format is over.
 func (f Formatter) InterruptedFormat(
-	diskID uuid.UUID,
+	diskID, made uuid.UUID,
 	dev device.Device,
 	content device.Content,
 ) (*device.InterruptedFormat, error) {
-	interrupted := device.InterruptedFormat{UUID: FilesystemUUID(diskID).String()}
+	interrupted := device.InterruptedFormat{UUID: made.String()}
 	if !content.Empty() {
 		if content.UUID != interrupted.UUID {
 			return nil, nil
@@ -200,6 +227,9 @@ func (f Formatter) InterruptedFormat(
 		return nil, err
 	}
 	r, err := f.readRecord(diskID)
+	if err == nil && r != nil && r.FSUUID != "" && r.FSUUID != interrupted.UUID {
+		r = nil // of another format: that of a filesystem inside an encrypted disk, or of its header
+	}
 	if err != nil || r == nil && !marked {
 		return nil, err
 	}
@@ -264,18 +294,18 @@ func (f Formatter) recordPath(diskID uuid.UUID) string {
 }
 
 // writeRecord writes the record to stable storage. A power cut may lose it, because the marker on the disk remains.
-func (f Formatter) writeRecord(want NewFilesystem, dev device.Device, fsUUID string, sequence uint64) error {
+func (f Formatter) writeRecord(m Making, dev device.Device, sequence uint64) error {
 	boot, err := device.BootID()
 	if err != nil {
 		return err
 	}
 	content, err := json.Marshal(
-		record{Serial: dev.Serial, FSType: want.Type, FSUUID: fsUUID, BootID: boot, Sequence: sequence},
+		record{Serial: dev.Serial, FSType: m.Type, FSUUID: m.UUID.String(), BootID: boot, Sequence: sequence},
 	)
 	if err != nil {
 		return err
 	}
-	if err := statefile.Write(f.recordPath(want.DiskID), append(content, '\n')); err != nil {
+	if err := statefile.Write(f.recordPath(m.DiskID), append(content, '\n')); err != nil {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	return nil

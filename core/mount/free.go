@@ -135,6 +135,18 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 	return copies, err
 }
 
+// WaitClosed waits until no program has a disk open that is the only part of a mapping which lives on: one that can write
+// or, for a raw block volume (block), any. The mapping holds the disk, so [WaitFree] cannot prove it free. It waits as long
+// as [Unmount] does. Then it returns [ErrBusy] with the holder.
+func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
+	return retryBusy(ctx, func() (bool, error) {
+		if openersOf(dev.Numbers(), block) != "" || loopInUse(dev.Numbers()) != "" {
+			return false, errBusy
+		}
+		return true, nil
+	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...) })
+}
+
 // WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
 // open. It waits as long as [Unmount] does, and changes nothing. Then it returns [ErrBusy] with the holder.
 func WaitIdle(ctx context.Context, dev device.Device) error {

@@ -75,7 +75,7 @@ func stage(t *testing.T, dev device.Device, diskID uuid.UUID, fsType string) (er
 	if err != nil {
 		return err
 	}
-	interrupted, err := f.InterruptedFormat(diskID, dev, content)
+	interrupted, err := f.InterruptedFormat(diskID, FilesystemUUID(diskID), dev, content)
 	if err != nil || !content.Empty() && interrupted == nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 	if err != nil {
 		return err
 	}
-	interrupted, err := r.f.InterruptedFormat(r.diskID, r.dev, content)
+	interrupted, err := r.f.InterruptedFormat(r.diskID, mount.FilesystemUUID(r.diskID), r.dev, content)
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,13 @@ func TestFormatFails(t *testing.T) {
 			t.Error(err)
 		}
 		r.Node(r.disk.Kernel, r.disk.Number)
-		if interrupted, err := r.f.InterruptedFormat(r.diskID, r.dev, device.Content{}); err != nil || interrupted != nil {
+		if interrupted, err := r.f.InterruptedFormat(
+			r.diskID,
+			mount.FilesystemUUID(r.diskID),
+			r.dev,
+			device.Content{},
+		); err != nil ||
+			interrupted != nil {
 			t.Errorf("a format that never began left the record %v, %v", interrupted, err)
 		}
 	})

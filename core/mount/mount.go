@@ -141,7 +141,7 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if err != nil {
 		return err
 	}
-	if entry, ok := table.At(target); ok && entry.Number == dev.Number {
+	if entry, ok := table.At(target); ok && entry.Number == device.DiskBelow(dev.Number) {
 		return nil
 	}
 	refused, message := ErrMount, result.Message()

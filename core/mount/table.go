@@ -24,8 +24,8 @@ type Entry struct {
 	Root string
 	// FSType is the kernel's name of the filesystem's type. Source is the device from which it was mounted.
 	FSType, Source string
-	// Number is the device number of the filesystem. For a bound device node, that is the filesystem which contains the
-	// node; see [Entry.Device].
+	// Number is the device number of the filesystem's disk: for an encrypted volume that of the disk below its mapping.
+	// For a bound device node, it is that of the filesystem which contains the node; see [Entry.Device].
 	Number device.Number
 	// ReadOnly says that the mount or the whole filesystem is read-only.
 	ReadOnly bool
@@ -66,6 +66,7 @@ func entryOf(m *mountinfo.Info) Entry {
 	if m.FSType == "btrfs" {
 		number = btrfsNumber(m.Source, number)
 	}
+	number = device.DiskBelow(number)
 	options, superOptions := strings.Split(m.Options, ","), strings.Split(m.VFSOptions, ",")
 	readOnly, emergency := slices.Contains(superOptions, "ro"), slices.Contains(superOptions, "emergency_ro")
 	return Entry{
@@ -150,6 +151,7 @@ func (t Table) location(entry Entry) (group, folder string, ok bool) {
 // nodes.
 func (t Table) OfDevice(n device.Number) []Entry {
 	var uses []Entry
+	n = device.DiskBelow(n)
 	for _, entry := range t {
 		if number, ok := entry.Device(); ok && number == n {
 			uses = append(uses, entry)
@@ -161,18 +163,21 @@ func (t Table) OfDevice(n device.Number) []Entry {
 // deleted is the end of a mount's root if the file or folder was removed from its filesystem.
 const deleted = "//deleted"
 
-// Block reports whether the mount is a bound device node of an NVMe disk.
+// Block reports whether the mount is a bound device node of an NVMe disk, or of an encrypted volume's mapping.
 func (e Entry) Block() bool {
-	return device.IsDiskName(path.Base(strings.TrimSuffix(e.Root, deleted)))
+	name := path.Base(strings.TrimSuffix(e.Root, deleted))
+	return device.IsDiskName(name) || e.FSType == "devtmpfs" && device.IsMappingName(name)
 }
 
-// Device returns the number of the device to which the mount gives access: the filesystem's device, or the device of a
-// bound device node. It returns false if the bound node cannot be read, or is not a device node.
+// Device returns the number of the disk to which the mount gives access: the filesystem's disk, or the disk of a bound
+// device node. For an encrypted volume it is the disk below its mapping. It returns false if the bound node cannot be
+// read, or is not a device node.
 func (e Entry) Device() (device.Number, bool) {
 	if !e.Block() {
 		return e.Number, true
 	}
-	return device.NodeNumber(e.Path)
+	number, ok := device.NodeNumber(e.Path)
+	return device.DiskBelow(number), ok
 }
 
 // NodeRemoved reports whether a bound device node was removed from /dev, because its disk has left the guest.

@@ -34,6 +34,7 @@ const (
 // allows. Then it returns [ErrBusy] with the holder.
 func Unmount(ctx context.Context, path string, n device.Number) error {
 	unmounted := false
+	n = device.DiskBelow(n)
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
@@ -122,6 +123,7 @@ const maxNamed = 3
 // folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
 func processesUsing(devices []device.Number) string {
 	var names []string
+	devices = device.WithMappings(devices)
 	forEachProcess(func(folder string) bool {
 		links := []string{"cwd", "root", "exe"}
 		if fds, err := os.ReadDir(filepath.Join(folder, "fd")); err == nil {

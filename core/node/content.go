@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ensureFilesystem returns the type of the disk's filesystem. If the disk has none, it makes one. No other code calls
-// mkfs. If it is not certain that the disk is blank, ensureFilesystem returns an error.
+// ensureFilesystem returns the type of the disk's filesystem. If the disk has none, it makes one. Only this function and
+// [Service.ensureEncryptedFilesystem] call mkfs. If it is not certain that the disk is blank, it returns an error.
 func (n *Service) ensureFilesystem(
 	ctx context.Context,
 	volume nodeVolume,
@@ -37,13 +37,27 @@ func (n *Service) ensureFilesystem(
 			return "", err
 		}
 	}
-	interrupted, err := n.formatter.InterruptedFormat(volume.id, dev, content)
+	interrupted, err := n.formatter.InterruptedFormat(volume.id, mount.FilesystemUUID(volume.id), dev, content)
 	if err != nil {
 		return "", err
 	}
 	if content.Empty() || interrupted != nil {
-		return n.format(ctx, volume, dev, cmp.Or(wanted, filesystem.Types()[0]), interrupted)
+		return n.format(ctx, volume, dev, wanted, device.BlankOptions{
+			DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
+			Interrupted: interrupted,
+		})
 	}
+	return n.checkFilesystem(ctx, volume, dev, content, wanted)
+}
+
+// checkFilesystem returns the type of the filesystem that was found, or an error if the volume cannot be mounted with it.
+func (n *Service) checkFilesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	content device.Content,
+	wanted string,
+) (fsType string, err error) {
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", rpc.FailedPrecondition(
 			"volume %s: disk %s holds %s, not a supported filesystem (%s): use the volume as raw block, or use another volume",
@@ -149,40 +163,44 @@ func checkOwnFilesystem(ctx context.Context, volume nodeVolume, dev device.Devic
 	)
 }
 
+// checkMayFormat rejects a format of a disk without a what that the controller did not attach, or that is read-only.
+func (v nodeVolume) checkMayFormat(dev device.Device, what string) error {
+	switch {
+	case !v.attached || v.sizeBytes == 0:
+		return rpc.FailedPrecondition(
+			"volume %s: disk %s has no %s, and the publish context, which is required to make one, is missing: publish the volume through the controller",
+			v.id,
+			dev,
+			what,
+		)
+	case v.readOnly:
+		return rpc.FailedPrecondition(
+			"volume %s: disk %s has no %s, and it is read-only: publish the volume writable once",
+			v.id,
+			dev,
+			what,
+		)
+	}
+	return nil
+}
+
 func (n *Service) format(
 	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
-	fsType string,
-	interrupted *device.InterruptedFormat,
+	wanted string,
+	proof device.BlankOptions,
 ) (_ string, err error) {
-	switch {
-	case !volume.attached || volume.sizeBytes == 0:
-		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s has no filesystem, and the publish context, which mkfs requires, is missing: publish the volume through the controller",
-			volume.id,
-			dev,
-		)
-	case volume.readOnly:
-		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s has no filesystem, and it is read-only: publish the volume writable once",
-			volume.id,
-			dev,
-		)
+	fsType := cmp.Or(wanted, filesystem.Types()[0])
+	if err := volume.checkMayFormat(dev, "filesystem"); err != nil {
+		return "", err
 	}
 	options, err := filesystem.ParseMkfsOptions(fsType, volume.mkfsOptions)
 	if err != nil {
 		return "", err
 	}
 	start := time.Now()
-	blank, err := device.ProveBlank(
-		ctx,
-		dev,
-		device.BlankOptions{
-			DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
-			Interrupted: interrupted,
-		},
-	)
+	blank, err := device.ProveBlank(ctx, dev, proof)
 	if err != nil {
 		return "", err
 	}

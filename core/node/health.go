@@ -81,7 +81,7 @@ func (n *Service) NodeGetVolumeHealth(
 			continue
 		}
 		probed[number] = true
-		found, err := n.diskConditions(ctx, entry, number)
+		found, err := n.diskConditions(ctx, id, entry, number)
 		if err != nil {
 			return nil, err
 		}
@@ -137,6 +137,7 @@ func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthE
 // diskConditions returns the problems of the disk and of the filesystem of a mount.
 func (n *Service) diskConditions(
 	ctx context.Context,
+	id uuid.UUID,
 	entry mount.Entry,
 	number device.Number,
 ) ([]*csi.VolumeHealth_VolumeHealthEntry, error) {
@@ -170,9 +171,13 @@ func (n *Service) diskConditions(
 	if entry.Block() {
 		root = ""
 	}
-	answer := n.probes.run(ctx, &n.disks, dev, root)
-	found = append(found, answer.conditions(dev)...)
-	damage, err := n.filesystemConditions(dev, entry.FSType, answer.filesystem)
+	content, err := n.contentOf(id, dev)
+	if err != nil {
+		return nil, err
+	}
+	answer := n.probes.run(ctx, &n.disks, content, root)
+	found = append(found, answer.conditions(content)...)
+	damage, err := n.filesystemConditions(content, entry.FSType, answer.filesystem)
 	return append(found, damage...), err
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
@@ -40,6 +41,7 @@ type Service struct {
 	records        volumerecord.Store
 	formatter      mount.Formatter
 	repairs        *mount.Repairs
+	luks           luks.Tool
 	blankScanLimit int64
 	deviceTimeout  time.Duration
 	unstageWait    time.Duration
@@ -50,8 +52,8 @@ type Service struct {
 	failures failures
 }
 
-// Options are the parts and settings of the Node service. All are required, except Rack, ReserveDisks, AnswerTimeout and
-// UnstageWait.
+// Options are the parts and settings of the Node service. All are required, except Rack, ReserveDisks, LUKSMemoryBytes,
+// AnswerTimeout and UnstageWait.
 type Options struct {
 	// Provider identifies the instance.
 	Provider metadata.Provider
@@ -68,6 +70,9 @@ type Options struct {
 	// BlankScanLimit is the size in bytes up to which a disk that was not made blank is read as a whole before it is
 	// formatted.
 	BlankScanLimit int64
+	// LUKSMemoryBytes is the memory of argon2id for new key slots of encrypted disks. 0 means
+	// [luks.DefaultMemoryBytes].
+	LUKSMemoryBytes int64
 	// DeviceTimeout is how long the service waits for a disk to appear in the guest.
 	DeviceTimeout time.Duration
 	// AnswerTimeout is how long the service waits for a disk to answer a read. Zero means
@@ -93,6 +98,7 @@ func New(opts Options) *Service {
 		records:        volumerecord.Store{StateDir: opts.StateDir},
 		formatter:      mount.Formatter{StateDir: opts.StateDir},
 		repairs:        mount.NewRepairs(opts.Log),
+		luks:           luks.Tool{Devices: opts.Devices, MemoryBytes: opts.LUKSMemoryBytes},
 		blankScanLimit: opts.BlankScanLimit,
 		deviceTimeout:  opts.DeviceTimeout,
 		unstageWait:    cmp.Or(opts.UnstageWait, defaultUnstageWait),
@@ -155,6 +161,9 @@ func (n *Service) NodeGetVolumeStats(
 		return nil, err
 	}
 	if entry.Block() {
+		if dev, err = n.contentOf(id, dev); err != nil {
+			return nil, err
+		}
 		return &csi.NodeGetVolumeStatsResponse{
 			Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: dev.SizeBytes}},
 		}, nil
@@ -211,10 +220,12 @@ func volumeAt(table mount.Table, id uuid.UUID, path string) (mount.Entry, error)
 	return entry, nil
 }
 
-// isVolume reports whether a mount can be a volume: a bound NVMe device node, or a supported filesystem on a whole NVMe
-// disk. A user's own mount from a user's own disk looks the same.
+// isVolume reports whether a mount can be a volume: a bound device node, or a supported filesystem, of a whole NVMe disk
+// or of an encrypted volume's mapping. A user's own mount from a user's own disk looks the same.
 func isVolume(entry mount.Entry) bool {
-	return entry.Block() || filesystem.Supported(entry.FSType) && device.IsDiskName(path.Base(entry.Source))
+	source := path.Base(entry.Source)
+	return entry.Block() ||
+		filesystem.Supported(entry.FSType) && (device.IsDiskName(source) || device.IsMappingName(source))
 }
 
 // blockStagingPath returns the file below the staging path to which the device node of a raw block volume is bound.

@@ -134,7 +134,9 @@ func (r *nodeRig) makeDisk(id string) { coretest.Must(r.t, r.guests.CreateDisk(i
 type volume struct {
 	id, disk        string
 	publish, volume map[string]string
-	staging         string
+	// secrets are those of NodeStageVolume.
+	secrets map[string]string
+	staging string
 }
 
 // newVolume makes a blank disk and attaches it. Each volume has its own ID: the UUID of its filesystem follows from the
@@ -208,6 +210,16 @@ func (r *nodeRig) poke(v *volume, offset int64, content string) {
 	coretest.Must(r.t, err)
 	_, err = file.WriteAt([]byte(content), offset)
 	coretest.Must(r.t, errors.Join(err, file.Close()))
+}
+
+// writeFormatMarker writes the marker that package device writes before a format, at one of its offsets.
+func (r *nodeRig) writeFormatMarker(v *volume) {
+	r.t.Helper()
+	marker := make([]byte, 4096)
+	copy(marker, "csi.oxide.computer format marker 1\ndisk "+v.id+"\n"+
+		"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
+		"was never mounted, making it was interrupted: NodeStageVolume makes it again and then removes this text.\n")
+	r.poke(v, volumeBytes/19*7/4096*4096, string(marker))
 }
 
 // digest returns a fingerprint of the disk's bytes.
@@ -311,6 +323,7 @@ func (r *nodeRig) stageIn(ctx context.Context, v *volume, capability *csi.Volume
 		VolumeCapability:  capability,
 		PublishContext:    v.publish,
 		VolumeContext:     v.volume,
+		Secrets:           v.secrets,
 	})
 	return err
 }
@@ -645,12 +658,7 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 		r := newNodeRig(t)
 		v := r.newVolumeWithID(volumeA, diskA)
 		r.run("mkfs.ext4", "-q", "-E", "nodiscard", r.node(v))
-		// Package device writes this marker before mkfs, at several offsets. This is one of them.
-		marker := make([]byte, 4096)
-		copy(marker, "csi.oxide.computer format marker 1\ndisk "+volumeA+"\n"+
-			"This disk was blank, and a filesystem is being made on it. Where this still stands beside no filesystem, or beside one that\n"+
-			"was never mounted, making it was interrupted: NodeStageVolume makes it again and then removes this text.\n")
-		r.poke(v, volumeBytes/19*7/4096*4096, string(marker))
+		r.writeFormatMarker(v)
 		coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 		coretest.Must(t, r.unstage(v))
 		r.poke(v, 0, string(make([]byte, 64<<10)))

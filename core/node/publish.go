@@ -25,8 +25,10 @@ const recheckTimeout = 5 * time.Second
 
 // publishRequest is a parsed request of NodePublishVolume.
 type publishRequest struct {
-	volume          nodeVolume
-	dev             device.Device
+	volume nodeVolume
+	dev    device.Device
+	// content has the volume's clear data: the mapping of an encrypted disk, or the disk.
+	content         device.Device
 	staging, target string
 	readOnly        bool
 	// multipleTargets says that the access mode allows several target paths.
@@ -78,10 +80,18 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	if err != nil {
 		return err
 	}
+	content, err := n.contentOf(volume.id, dev)
+	if err != nil {
+		return err
+	}
+	if volume.encrypted && content.Number == dev.Number {
+		return rpc.FailedPrecondition("volume %s is encrypted and not staged: stage it first", volume.id)
+	}
 	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
 	p := publishRequest{
 		volume:  volume,
 		dev:     dev,
+		content: content,
 		staging: staging,
 		target:  target,
 		readOnly: req.GetReadonly() || volume.readOnly ||
@@ -155,13 +165,13 @@ func (n *Service) publishBlock(ctx context.Context, p publishRequest) error {
 			)
 		}
 	}
-	if err := setReadOnly(p.dev, p.readOnly); err != nil || published {
+	if err := setReadOnly(p.content, p.readOnly); err != nil || published {
 		return err
 	}
 	if err := mount.MakeFile(p.target); err != nil {
 		return err
 	}
-	return bindVerified(p.dev, p.dev.Path, p.target, p.readOnly)
+	return bindVerified(p.dev, p.content.Path, p.target, p.readOnly)
 }
 
 // checkPublished reports whether the volume is published at the target as requested, and returns its other targets. It

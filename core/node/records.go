@@ -105,7 +105,7 @@ const exclusiveWait = time.Second
 // copies of its mount have outlived an unstage. Then checkForeignUser returns one of these copies.
 func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *mount.Copy, err error) {
 	for end := time.Now().Add(exclusiveWait); ; time.Sleep(10 * time.Millisecond) {
-		if err := dev.CheckUnused(); !errors.Is(err, device.ErrInUse) {
+		if err := volume.content(dev).CheckUnused(); !errors.Is(err, device.ErrInUse) {
 			return nil, err
 		}
 		if copies := mount.CopiesOf(dev.Number); len(copies) > 0 {
@@ -116,7 +116,7 @@ func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *m
 			}
 			return nil, foreignUser(volume, dev, copies[0].String())
 		}
-		if holders := n.devices.Holders(dev.Disk); len(holders) > 0 {
+		if holders := n.holders(volume.id, dev); len(holders) > 0 {
 			return nil, foreignUser(volume, dev, holders[0])
 		}
 		if time.Now().After(end) {

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
@@ -46,7 +48,7 @@ func (n *Service) NodeStageVolume(
 		return nil, err
 	}
 	defer release()
-	err = n.stage(ctx, req, volume)
+	err = n.stage(ctx, req, volume, parsePassphrases(req.GetSecrets()))
 	n.failures.record(volume.id, err)
 	if err != nil {
 		return nil, err
@@ -70,7 +72,12 @@ func (n *Service) lockVolume(
 	return locked, release, nil
 }
 
-func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, volume nodeVolume) error {
+func (n *Service) stage(
+	ctx context.Context,
+	req *csi.NodeStageVolumeRequest,
+	volume nodeVolume,
+	secrets passphrases,
+) error {
 	staging, err := resolve(req.GetStagingTargetPath())
 	if err != nil {
 		return err
@@ -94,13 +101,39 @@ func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, vo
 	if err := n.checkRecords(volume, dev); err != nil {
 		return err
 	}
-	if capability == nil {
-		if volume.ownFilesystem {
-			return rpc.FailedPrecondition(
-				"volume %s is used as raw block, so nothing on its disk shows that it is this volume's: wait for the controller",
-				volume.id,
-			)
+	if volume.ownFilesystem && capability == nil {
+		return rpc.FailedPrecondition(
+			"volume %s is used as raw block, so nothing on its disk shows that it is this volume's: wait for the controller",
+			volume.id,
+		)
+	}
+	discard := slices.Contains(filesystem.SplitMountFlags(capability.GetMountFlags()), "discard")
+	if volume, err = n.unlock(ctx, volume, dev, secrets, discard); err != nil {
+		return err
+	}
+	err = n.stageContent(ctx, volume, dev, staging, capability)
+	if err != nil && !errors.Is(err, mount.ErrChecking) { // a check goes on after the call, inside the mapping
+		n.lock(ctx, volume)
+	}
+	return err
+}
+
+// stageContent stages what is on the disk, or in the mapping of an encrypted one. capability is nil for raw block.
+func (n *Service) stageContent(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	staging string,
+	capability *csi.VolumeCapability_MountVolume,
+) (err error) {
+	if volume.mapping != nil {
+		release, err := n.hold(volume)
+		if err != nil {
+			return err
 		}
+		defer func() { err = errors.Join(err, release()) }()
+	}
+	if capability == nil {
 		return n.stageBlock(ctx, volume, dev, staging)
 	}
 	return n.stageFilesystem(ctx, volume, dev, staging, capability)
@@ -149,10 +182,10 @@ func (n *Service) stageFilesystem(
 		return nil
 	}
 	// Not only after the mount: the plugin may have ended between mount and growth.
-	if err := n.repairs.Grow(ctx, dev, volume.id, staging, fsType, options); err != nil {
+	if err := n.repairs.Grow(ctx, volume.content(dev), volume.id, staging, fsType, options); err != nil {
 		return err
 	}
-	return n.setUpRootFolder(ctx, volume, dev, staging)
+	return n.setUpRootFolder(ctx, volume, volume.content(dev), staging)
 }
 
 // mountStaging mounts the disk's filesystem, after making one if necessary, and returns the filesystem's type.
@@ -178,28 +211,45 @@ func (n *Service) mountStaging(
 		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
 	}
 	if volume.ownFilesystem {
-		if err := checkOwnFilesystem(ctx, volume, dev); err != nil {
+		if err := checkOwnFilesystem(ctx, volume, volume.content(dev)); err != nil {
 			return "", err
 		}
 	}
-	if err := setReadOnly(dev, volume.readOnly); err != nil {
-		return "", err
-	}
-	if err := n.repairs.FinishInterrupted(ctx, dev, volume.id, options); err != nil {
-		return "", err
-	}
-	if fsType, err = n.ensureFilesystem(ctx, volume, dev, wanted); err != nil {
+	if fsType, err = n.prepareFilesystem(ctx, volume, dev, wanted, options); err != nil {
 		return "", err
 	}
 	if _, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly()); err != nil {
 		return "", err
 	}
 	start := time.Now()
-	if err := n.repairs.Mount(ctx, dev, volume.id, staging, fsType, options); err != nil {
+	if err := n.repairs.Mount(ctx, volume.content(dev), volume.id, staging, fsType, options); err != nil {
 		return "", err
 	}
 	n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
 	return fsType, nil
+}
+
+// prepareFilesystem returns the type of the volume's filesystem, after finishing interrupted work on it, or making it.
+func (n *Service) prepareFilesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	wanted string,
+	options mount.Options,
+) (fsType string, err error) {
+	content := volume.content(dev)
+	if err := setReadOnly(content, volume.readOnly); err != nil {
+		return "", err
+	}
+	if !volume.unformatted { // otherwise it is noise, or the remains of an interrupted mkfs
+		if err := n.repairs.FinishInterrupted(ctx, content, volume.id, options); err != nil {
+			return "", err
+		}
+	}
+	if volume.mapping != nil {
+		return n.ensureEncryptedFilesystem(ctx, volume, dev, wanted)
+	}
+	return n.ensureFilesystem(ctx, volume, dev, wanted)
 }
 
 // mountAgain mounts the volume's own filesystem, which is still mounted read-only in another mount namespace.
@@ -225,13 +275,13 @@ func (n *Service) mountAgain(
 	}
 	n.log.Info("mounting a filesystem of which read-only copies remain", "volume_id", volume.id.String())
 	if options.ReadOnly() {
-		return fsType, mount.FilesystemAgain(ctx, dev, staging, fsType, options)
+		return fsType, mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options)
 	}
 	// If this process ends before the mount is writable, the step tells the next stage to make it so.
 	if err := n.records.SetStep(record, volumerecord.Leaving); err != nil {
 		return "", err
 	}
-	if err := mount.FilesystemAgain(ctx, dev, staging, fsType, options); err != nil {
+	if err := mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options); err != nil {
 		return "", err
 	}
 	if err := mount.MakeWritable(staging); err != nil {
@@ -475,12 +525,18 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 		return foreignUser(volume, dev, own.String())
 	}
 	// From now on the workload owns the disk's bytes, so the traces of an interrupted format, check or growth mean nothing.
+	content := volume.content(dev)
 	if !volume.readOnly {
-		if err := n.formatter.RemoveMarkerAndRecord(volume.id, dev); err != nil {
+		if err := n.formatter.RemoveMarkerAndRecord(volume.id, content); err != nil {
 			return err
 		}
-		if err := device.RemoveWorkMarker(dev); err != nil {
+		if err := device.RemoveWorkMarker(content); err != nil {
 			return err
+		}
+		if volume.unformatted {
+			if err := n.luks.ClearLabel(ctx, dev); err != nil {
+				return err
+			}
 		}
 	}
 	if err := makeBlockStagingFolder(staging, file); err != nil {
@@ -492,7 +548,7 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	if _, err := n.recordStage(volume, dev, staging, volumerecord.Block, volume.readOnly); err != nil {
 		return err
 	}
-	return bindVerified(dev, dev.Path, file, false)
+	return bindVerified(dev, content.Path, file, false)
 }
 
 // makeBlockStagingFolder makes sure that the staging path is a folder which contains nothing, except perhaps the

@@ -108,6 +108,9 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 	} else {
 		err = n.unmountAll(ctx, l, n.unmountRemoved) // mounts whose disk has left the guest
 	}
+	if err == nil {
+		err = n.closeOrphans(ctx, id)
+	}
 	if err != nil {
 		return err
 	}
@@ -129,7 +132,7 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 
 // heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if
 // there is none. Evidence, in this order: the volume's record; without one, or if its disk is gone, what is mounted at
-// the staging path. If the record cannot be read, every disk may be the volume's.
+// the staging path; the open mapping of an encrypted disk. If the record cannot be read, every disk may be the volume's.
 func (n *Service) heldDisk(ctx context.Context, l leaving) (*volumerecord.Record, device.Device, error) {
 	record, unreadable := n.records.Read(l.id)
 	if record != nil {
@@ -152,6 +155,14 @@ func (n *Service) heldDisk(ctx context.Context, l leaving) (*volumerecord.Record
 				return n.recordFound(l.id, entry, number)
 			}
 		}
+	}
+	mapping, found, err := n.devices.Mapping(l.id)
+	if err != nil {
+		return nil, device.Device{}, err
+	}
+	if found && mapping.Below != (device.Number{}) {
+		// The plugin was killed after it had opened the encrypted disk.
+		return n.recordFound(l.id, mount.Entry{}, mapping.Below)
 	}
 	if unreadable != nil {
 		return nil, device.Device{}, n.checkNoDiskInUse(ctx, l, unreadable)
@@ -250,7 +261,18 @@ func (n *Service) letGo(
 	if err != nil {
 		return nil, err
 	}
-	copies, err := mount.WaitFree(ctx, dev, held.Sequence, held.Kind == volumerecord.Block)
+	if err := n.closeOrphans(ctx, l.id); err != nil { // one that is unfinished can hold the disk
+		return nil, err
+	}
+	block := held.Kind == volumerecord.Block
+	copies, err := n.letGoOfMapping(ctx, l.id, dev, block)
+	if err == nil && len(copies) > 0 {
+		err = mount.WaitClosed(ctx, dev, block)
+	}
+	if err != nil || len(copies) > 0 {
+		return copies, err
+	}
+	copies, err = mount.WaitFree(ctx, dev, held.Sequence, block)
 	if device.HasLeft(err) {
 		if _, present, look := n.recordedDisk(held); look == nil && !present {
 			return nil, nil
@@ -292,7 +314,7 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 			entry.Path,
 		)
 	}
-	if holders := n.devices.Holders(dev.Disk); len(holders) > 0 {
+	if holders := n.holders(l.id, dev); len(holders) > 0 {
 		return fmt.Errorf("volume %s: %w: %s is a part of %s: deactivate that first", l.id, mount.ErrBusy, dev, holders[0])
 	}
 	return nil

@@ -40,6 +40,15 @@ type nodeVolume struct {
 	// ownFilesystem says that only a filesystem is mounted that this plugin made for this disk. It is neither made nor
 	// grown; see [rpc.MetadataOwnFilesystem].
 	ownFilesystem bool
+	// encrypted says that one of the contexts says that the disk is encrypted. mayEncrypt says that the publish context
+	// does: then a blank disk is encrypted.
+	encrypted, mayEncrypt bool
+	// mapping is the open mapping of an encrypted disk, and opened says that this request has opened it. unformatted says
+	// that nothing was ever written into it, except by an interrupted mkfs.
+	mapping             *device.Mapping
+	opened, unformatted bool
+	// dataOffset is where the data of an encrypted disk begins, in bytes.
+	dataOffset int64
 	// mkfsOptions and root apply to a filesystem that this plugin makes.
 	mkfsOptions string
 	root        rpc.RootFolder
@@ -125,6 +134,14 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 		return nodeVolume{}, err
 	}
 	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
+	for _, given := range []string{publishContext[rpc.KeyEncryption], volumeContext[rpc.KeyEncryption]} {
+		if given != "" && given != rpc.EncryptionLUKS2 {
+			return nodeVolume{}, rpc.InvalidArgument(
+				"context key %s: %.70q is not %s", rpc.KeyEncryption, given, rpc.EncryptionLUKS2)
+		}
+		v.encrypted = v.encrypted || given != ""
+	}
+	v.mayEncrypt = publishContext[rpc.KeyEncryption] != ""
 	if v.fsLineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// descriptionBytes is less than the rack's limit of 512 bytes and leaves room for a later field.
+// descriptionBytes is less than the rack's limit of 512 bytes and leaves room for a later field. An encrypted disk with
+// the longest cluster ID and the longest lineage has a few bytes more.
 const descriptionBytes = 480
 
 // Description is the JSON text that this plugin writes into the description of a disk or a snapshot: a rack has no
@@ -35,6 +36,8 @@ type Description struct {
 	Clone bool `json:"clone,omitempty"`
 	// RawBlock marks a disk that was made for use as raw block. Data on it can be anywhere.
 	RawBlock bool `json:"raw,omitempty"`
+	// LUKS is the version of LUKS with which a node encrypts the disk, 2, or 0. A snapshot has that of its disk.
+	LUKS int `json:"luks,omitempty"`
 	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, for people. It may be cut or left out.
@@ -94,7 +97,7 @@ func Lineage(diskID string, ancestors []string) []string {
 	return lineage
 }
 
-// Encode returns the text for the rack, at most 480 bytes. If it is too long, the fields for people are cut between
+// Encode returns the text for the rack, at most 480 bytes, see descriptionBytes. If it is too long, the fields for people are cut between
 // characters or dropped, the claim first.
 func (d Description) Encode() string {
 	for {

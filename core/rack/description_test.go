@@ -151,6 +151,27 @@ func TestLineageFits(t *testing.T) {
 	}
 }
 
+// The description of an encrypted disk fits into the rack's limit in every case.
+func TestEncryptedDescriptionFits(t *testing.T) {
+	const rackLimit = 512
+	var lineage []string
+	for range 2 * lineageLength {
+		lineage = Lineage(uuid.NewString(), lineage)
+	}
+	want := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
+	want.Lineage, want.Clone, want.RawBlock, want.LUKS = lineage, true, true, 2
+	text := want.Encode()
+	got, ours := ParseDescription(text)
+	if len(text) > rackLimit || !ours || got.LUKS != 2 || len(got.Lineage) != lineageLength {
+		t.Errorf("%d bytes, ours %t: %s", len(text), ours, text)
+	}
+	short := NewDescription("prod", "v", "")
+	short.LUKS = 2
+	if text := short.Encode(); !strings.Contains(text, `,"luks":2,"name":"v"}`) {
+		t.Errorf("the permanent field is missing: %s", text)
+	}
+}
+
 func TestForeignDescriptions(t *testing.T) {
 	for _, text := range []string{"", "my disk", "{}", `{"v":1}`, `{"v":0,"cluster":"a","h":"b"}`, `[1]`, `{"v":1,"cluster":"a"`, `{"v":"1","cluster":"a","h":"b"}`} {
 		if d, ours := ParseDescription(text); ours {

@@ -94,6 +94,10 @@ const (
 	// disk registered by hand the user may set it in the volume context. The node formats such a disk only after it read
 	// the whole disk, because a workload may have written anywhere on it.
 	KeyRawBlock = "rawBlock"
+	// KeyEncryption is [EncryptionLUKS2] if the node encrypts the disk, else it is missing. In both contexts, and a
+	// parameter of CreateVolume. A blank disk is only encrypted if the publish context has it: then the disk's description
+	// says so, too.
+	KeyEncryption = "encryption"
 	// KeyVerifyFilesystem is "false" to mount a filesystem that carries the identity of another volume. Volume context;
 	// users set it for a disk that they copied by hand.
 	KeyVerifyFilesystem = "verifyFilesystem"
@@ -106,7 +110,7 @@ const (
 )
 
 // Parameters of CreateVolume, from a StorageClass or a Nomad volume specification. Further parameters are
-// [KeyBlockSize], [KeyReadOnly], [KeyMkfsOptions], [KeyRootUID], [KeyRootGID] and [KeyRootMode].
+// [KeyBlockSize], [KeyReadOnly], [KeyEncryption], [KeyMkfsOptions], [KeyRootUID], [KeyRootGID] and [KeyRootMode].
 const (
 	// ParameterDiskType is "distributed" (default) or "local".
 	ParameterDiskType = "diskType"
@@ -117,6 +121,15 @@ const (
 	// rack.
 	ParameterPVCName      = ParameterPrefixCO + "pvc/name"
 	ParameterPVCNamespace = ParameterPrefixCO + "pvc/namespace"
+)
+
+// EncryptionLUKS2 is the only value of [KeyEncryption].
+const EncryptionLUKS2 = "luks2"
+
+// Keys of the secrets of NodeStageVolume. SecretPreviousPassphrase is for a change: the passphrase that is replaced.
+const (
+	SecretPassphrase         = "passphrase"
+	SecretPreviousPassphrase = "previous-passphrase"
 )
 
 // Values of [KeyOrigin].

@@ -53,7 +53,39 @@ func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.D
 		release()
 		return nil, nil, err
 	}
+	ctx = context.WithValue(ctx, heldKey{}, held{file, kind})
 	return hostexec.WithInherited(ctx, file), release, nil
+}
+
+// held is the lock file that a context of [Acquire] has open.
+type held struct {
+	file *os.File
+	kind int16
+}
+
+type heldKey struct{}
+
+// nodeByte is the byte of the lock file that all volumes of the node share.
+const nodeByte = math.MaxInt64 - 1
+
+// AcquireNode lets only one volume of the node at a time run a program that needs much memory. ctx comes from [Acquire].
+// The program inherits this lock too. If another volume holds it, AcquireNode waits for at most wait and then returns
+// [ErrHeld].
+func AcquireNode(ctx context.Context, wait time.Duration) (release func(), err error) {
+	h, ok := ctx.Value(heldKey{}).(held)
+	if !ok {
+		return nil, fmt.Errorf("%w: the volume is not locked", ErrState)
+	}
+	if h.kind != unix.F_WRLCK {
+		return nil, fmt.Errorf("%w: %s is read-only", ErrState, h.file.Name())
+	}
+	if err := lockByte(ctx, h.file, h.kind, nodeByte, wait); err != nil {
+		return nil, err
+	}
+	return func() {
+		unlock := unix.Flock_t{Type: unix.F_UNLCK, Start: nodeByte, Len: 1}
+		_ = unix.FcntlFlock(h.file.Fd(), unix.F_OFD_SETLK, &unlock) // the lock ends with the volume's at the latest
+	}, nil
 }
 
 // open opens the lock file, and makes it if it is missing. It returns the kind of lock that the file allows.
@@ -74,10 +106,14 @@ func open(path string) (file *os.File, kind int16, err error) {
 }
 
 func lock(ctx context.Context, file *os.File, kind int16, volume uuid.UUID, wait time.Duration) error {
-	end := time.Now().Add(wait)
 	// Two volumes whose IDs have the same 63 bits wait for each other, which does no harm.
 	offset := int64(binary.BigEndian.Uint64(volume[:8])^binary.BigEndian.Uint64(volume[8:])) & math.MaxInt64
-	wanted := unix.Flock_t{Type: kind, Start: min(offset, math.MaxInt64-1), Len: 1}
+	return lockByte(ctx, file, kind, min(offset, nodeByte-1), wait)
+}
+
+func lockByte(ctx context.Context, file *os.File, kind int16, offset int64, wait time.Duration) error {
+	end := time.Now().Add(wait)
+	wanted := unix.Flock_t{Type: kind, Start: offset, Len: 1}
 	for {
 		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &wanted)
 		switch {

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -38,6 +39,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 
+	corerpc "github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -195,9 +197,9 @@ type recordedPlugin struct {
 	csi.ControllerClient
 	csi.NodeClient
 
-	plugin *simtest.Plugin
-	conn   *grpc.ClientConn
-	http   string
+	plugin    *simtest.Plugin
+	conn      *grpc.ClientConn
+	http, dir string
 }
 
 // startRecorded starts a plugin at debug level with every diagnostic endpoint.
@@ -206,6 +208,7 @@ func startRecorded(t *testing.T, e *evidence, opts simtest.PluginOptions) *recor
 	s := &recordedPlugin{http: freeAddress(t)}
 	opts.Args = append(opts.Args, "--log-level=debug", "--http-endpoint="+s.http, "--pprof")
 	opts.Dir = shortDir(t)
+	s.dir = opts.Dir
 	plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 	if err != nil {
 		t.Fatal(err)
@@ -292,6 +295,22 @@ func (s *recordedPlugin) end(t *testing.T, e *evidence) {
 	e.add("stdout", s.plugin.Stdout().String())
 }
 
+// readFiles records the content of every file below the plugin's folder: its state, and what it may have left.
+func (s *recordedPlugin) readFiles(t *testing.T, e *evidence, dir string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() || entry.Name() == "token" {
+			return err
+		}
+		content, err := os.ReadFile(path)
+		e.add("files", path+" "+string(content))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // secrets is the content of every secrets field.
 func secrets() map[string]string { return map[string]string{canaryKey: canarySecret} }
 
@@ -321,6 +340,7 @@ func TestCanary(t *testing.T) {
 			s := startRecorded(t, &e, opts)
 			s.askEverything(t)
 			volume := s.live(t, sim, format)
+			s.liveEncrypted(t, sim, &e)
 			s.liveWithFaults(t, sim)
 			s.browse(t, &e)
 			s.end(t, &e)
@@ -486,6 +506,48 @@ func (s *recordedPlugin) liveOnNode(
 		s.NodeUnstageVolume,
 		&csi.NodeUnstageVolumeRequest{VolumeId: volume.GetVolumeId(), StagingTargetPath: staging},
 	)
+}
+
+// liveEncrypted stages an encrypted volume with canaries as passphrases: right, changed and wrong. Without device-mapper,
+// which the kernel of this machine may lack, a stage fails after it has used the passphrase.
+func (s *recordedPlugin) liveEncrypted(t *testing.T, sim *simtest.Sim, e *evidence) {
+	t.Helper()
+	if !isRoot() {
+		return // then the plugin serves the controller only
+	}
+	ctx, c, node, capability := within(t, 2*time.Minute), newClient(), sim.Instance("node-a"), mountVolume("ext4")
+	create := createRequest("encrypted", capability)
+	create.Parameters = map[string]string{corerpc.KeyEncryption: corerpc.EncryptionLUKS2}
+	volume := twice(t, c, s.CreateVolume, create).GetVolume()
+	published := twice(t, c, s.ControllerPublishVolume, publishRequest(volume, node, capability))
+	staging := filepath.Join(shortDir(t), "staging")
+	if err := os.Mkdir(staging, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	const changed = canarySecret + canarySecret
+	for _, secrets := range []map[string]string{
+		{corerpc.SecretPassphrase: canarySecret},
+		{corerpc.SecretPassphrase: changed, corerpc.SecretPreviousPassphrase: canarySecret},
+		{corerpc.SecretPassphrase: canarySecret + canaryKey, corerpc.SecretPreviousPassphrase: canaryKey},
+		{corerpc.SecretPassphrase: canarySecret},
+	} {
+		// The interceptor records the answer.
+		_, _ = s.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: volume.GetVolumeId(), PublishContext: published.GetPublishContext(), StagingTargetPath: staging,
+			VolumeCapability: capability, VolumeContext: volume.GetVolumeContext(), Secrets: secrets,
+		})
+	}
+	for _, said := range []string{"encrypted a disk", "changed the passphrase"} {
+		if !strings.Contains(s.plugin.Stderr().String(), said) {
+			t.Errorf("the plugin did not log %q, so the search proves nothing", said)
+		}
+	}
+	s.readFiles(t, e, s.dir)
+	twice(t, c, s.NodeUnstageVolume,
+		&csi.NodeUnstageVolumeRequest{VolumeId: volume.GetVolumeId(), StagingTargetPath: staging})
+	twice(t, c, s.ControllerUnpublishVolume,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node.ID})
+	twice(t, c, s.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 }
 
 // echo is the message of a careless rack, or of a proxy: it contains the rejected credentials.

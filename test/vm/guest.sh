@@ -12,17 +12,18 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/vm
 
-# From e2fsprogs, xfsprogs, btrfs-progs, util-linux and mount; dd and stat from coreutils, because busybox's dd
+# From e2fsprogs, xfsprogs, btrfs-progs, cryptsetup-bin, dmsetup, util-linux and mount; dd and stat from coreutils, because busybox's dd
 # has no direct reads and its stat no birth times (busybox's shell uses its own if no path is given).
 tools=(
     mke2fs mkfs.ext3 mkfs.ext4 e2fsck fsck.ext3 fsck.ext4 resize2fs dumpe2fs tune2fs
     mkfs.xfs xfs_repair xfs_growfs xfs_io
     mkfs.btrfs btrfs
+    cryptsetup dmsetup
     blkid mount umount fsck
     dd stat
 )
-# Modules that are not built into the cloud kernel.
-modules=(virtio_pci virtio_net xfs btrfs)
+# Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher.
+modules=(virtio_pci virtio_net xfs btrfs dm-crypt xts algif_skcipher)
 
 die() {
     echo "guest.sh: $*" >&2
@@ -46,7 +47,7 @@ release=${package#linux-image-}
 
 key=$({
     apt-cache show --no-all-versions "$package" | grep '^Version:'
-    dpkg-query -W busybox-static e2fsprogs xfsprogs btrfs-progs util-linux mount coreutils libc6
+    dpkg-query -W busybox-static e2fsprogs xfsprogs btrfs-progs cryptsetup-bin util-linux mount coreutils libc6
     cat "${BASH_SOURCE[0]}" "$here/init" "$here/inittab" "$here/down"
 } | sha256sum | cut -c 1-16)
 guest=$cache/$release-$key

@@ -77,6 +77,10 @@ type volume struct {
 	capability *csi.VolumeCapability
 	// staging and target are in folder, which the orchestrator creates.
 	folder, staging, target string
+	// passphrase, if it is not empty, makes the volume encrypted. previous is the passphrase that it replaces.
+	passphrase, previous string
+	// source is the ID of the volume that the disk was copied from, or empty.
+	source string
 }
 
 // filesystemVolume returns a volume with a filesystem, block a raw block volume.
@@ -112,9 +116,9 @@ func newVolume(d *disk, capability *csi.VolumeCapability) *volume {
 
 func (v *volume) isBlock() bool { return v.capability.GetBlock() != nil }
 
-// publishContext returns the controller's publish context for a disk that was created blank.
+// publishContext returns the controller's publish context.
 func (v *volume) publishContext() map[string]string {
-	return map[string]string{
+	values := map[string]string{
 		rpc.KeyDiskName:  v.name,
 		rpc.KeyDiskID:    v.id,
 		rpc.KeySizeBytes: strconv.FormatInt(v.sizeBytes, 10),
@@ -122,6 +126,20 @@ func (v *volume) publishContext() map[string]string {
 		rpc.KeyOrigin:    rpc.OriginBlank,
 		rpc.KeyReadOnly:  "false",
 	}
+	if v.passphrase != "" {
+		values[rpc.KeyEncryption] = rpc.EncryptionLUKS2
+	}
+	if v.source != "" {
+		values[rpc.KeyOrigin], values[rpc.KeyFSLineage] = rpc.OriginSnapshot, v.source
+	}
+	return values
+}
+
+func (v *volume) secrets() map[string]string {
+	if v.passphrase == "" {
+		return nil
+	}
+	return map[string]string{rpc.SecretPassphrase: v.passphrase, rpc.SecretPreviousPassphrase: v.previous}
 }
 
 // callTime is the deadline of a call. The plugin waits up to a minute for a disk, and for a busy mount.
@@ -139,7 +157,8 @@ func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
 	ctx, done := within(t, callTime), make(chan error, 1)
 	go func() {
 		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, VolumeCapability: v.capability})
+			VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, VolumeCapability: v.capability,
+			Secrets: v.secrets()})
 		done <- err
 	}()
 	return done
@@ -147,12 +166,23 @@ func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
 
 func (p *plugin) publish(t *testing.T, v *volume) error {
 	t.Helper()
+	return p.publishAs(t, v, false)
+}
+
+func (p *plugin) publishReadOnly(t *testing.T, v *volume) error {
+	t.Helper()
+	return p.publishAs(t, v, true)
+}
+
+func (p *plugin) publishAs(t *testing.T, v *volume, readOnly bool) error {
+	t.Helper()
 	_, err := p.NodePublishVolume(within(t, callTime), &csi.NodePublishVolumeRequest{
 		VolumeId:          v.id,
 		PublishContext:    v.publishContext(),
 		StagingTargetPath: v.staging,
 		TargetPath:        v.target,
 		VolumeCapability:  v.capability,
+		Readonly:          readOnly,
 	})
 	return err
 }

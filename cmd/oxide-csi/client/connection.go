@@ -30,6 +30,8 @@ type Options struct {
 	Controller, Node string
 	// StagingDir is the folder that holds a staging path for each volume.
 	StagingDir string
+	// DevRoot is the path of this host's /dev.
+	DevRoot string
 	// SysRoot is the path of this host's /sys.
 	SysRoot string
 	// DryRun makes the client send no call that could change anything; see [Client.Calls].

@@ -40,6 +40,8 @@ type MountOptions struct {
 	ReadOnly   bool
 	// Context is added to the volume context.
 	Context map[string]string
+	// Secrets are those of NodeStageVolume. They are never kept.
+	Secrets map[string]string
 	// Attachment is the result of [Client.Attach]. If it is nil, the client asks the controller.
 	Attachment *Attachment
 	// Attach says that the volume is attached to this node first.
@@ -129,7 +131,7 @@ func (c *Client) stageAndPublish(ctx context.Context, m Mounted, attachment Atta
 	maps.Copy(volumeContext, opts.Context)
 	if _, err := c.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: m.VolumeID, PublishContext: attachment.PublishContext, StagingTargetPath: m.StagingPath,
-		VolumeCapability: opts.Capability, VolumeContext: volumeContext,
+		VolumeCapability: opts.Capability, VolumeContext: volumeContext, Secrets: opts.Secrets,
 	}); err != nil {
 		return err
 	}

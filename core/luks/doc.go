@@ -1,0 +1,35 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Package luks encrypts disks with LUKS2. It runs cryptsetup, which keeps the header on the disk, and the kernel's
+// dm-crypt, which shows the disk's clear data as another device: its mapping. Package node decides when.
+//
+// # The header
+//
+// The first 16 MiB of an encrypted disk hold its header. The header's UUID follows from the disk's, as the UUID of a
+// filesystem does. So a header shows whose it is before anybody enters a passphrase. The header has one key slot for each
+// passphrase. A slot holds the volume key, encrypted with a key that argon2id derives from the passphrase.
+//
+// A fresh mapping shows noise, so nobody can prove that it is blank. Instead the header says so: luksFormat sets the
+// label "unformatted" ([device.LabelUnformatted]). mkfs runs inside only while the header has it. The label is removed
+// after the filesystem was verified, or before a workload gets the mapping as raw block. It is never set again.
+//
+// The states of an encrypted disk, and what a process that was killed leaves:
+//
+//	blank            device.ProveBlank, then luksFormat with the format marker on the disk
+//	   |             killed: marker, and perhaps a header with the label; luksFormat runs again
+//	unformatted      header with the label, no marker; the mapping is open or not
+//	   |             killed: mkfs runs again
+//	formatted        header without the label; the filesystem inside was verified, or the workload owns the bytes
+//
+// cryptsetup writes each change of the header twice, with checksums. After a power cut it finds the old or the new one.
+//
+// # The passphrase
+//
+// cryptsetup reads it from its stdin, which is a file in memory. It is in no argument, environment or file, and no error
+// of this package contains it. [DisableCoreDumps] keeps it out of core files.
+//
+// One derivation at a time runs on a node: argon2id takes the memory that the header says ([Tool.MemoryBytes] when it was
+// written), and a node may stage many volumes at once.
+package luks

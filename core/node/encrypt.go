@@ -1,0 +1,545 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// This file opens and closes encrypted disks, see [luks]. Between the two, the rest of the package works on the mapping
+// where it reads or writes data, and on the disk where it holds the disk or lets it go.
+
+// passphrases are the secrets of a NodeStageVolume request.
+type passphrases struct {
+	now luks.Passphrase
+	// previous is the passphrase that now replaces. It is empty if there is no change.
+	previous luks.Passphrase
+}
+
+func parsePassphrases(secrets map[string]string) passphrases {
+	p := passphrases{now: luks.Passphrase(secrets[rpc.SecretPassphrase])}
+	if previous := secrets[rpc.SecretPreviousPassphrase]; previous != secrets[rpc.SecretPassphrase] {
+		p.previous = luks.Passphrase(previous)
+	}
+	return p
+}
+
+// content returns the device that has the volume's clear data: the mapping of an encrypted disk, or the disk.
+func (v nodeVolume) content(dev device.Device) device.Device {
+	if v.mapping != nil {
+		return v.mapping.Device
+	}
+	return dev
+}
+
+// acceptsHeader reports whether the volume's disk may have a LUKS header with this UUID.
+func (v nodeVolume) acceptsHeader(headerUUID string) bool {
+	return v.anyFilesystem || v.isOwnHeader(headerUUID)
+}
+
+// isOwnHeader reports whether this plugin made a LUKS header with this UUID for the volume's disk, or for one that it was
+// copied from.
+func (v nodeVolume) isOwnHeader(headerUUID string) bool {
+	return slices.ContainsFunc(append(v.fsLineage, v.id), func(disk uuid.UUID) bool {
+		return strings.EqualFold(luks.HeaderUUID(disk).String(), headerUUID)
+	})
+}
+
+// unlock opens the volume's encrypted disk, after making its header if the disk is blank. It returns the volume with its
+// mapping. A volume that is not encrypted stays as it is, after a look that its disk is not.
+func (n *Service) unlock(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	secrets passphrases,
+	discard bool,
+) (nodeVolume, error) {
+	if !volume.encrypted {
+		return volume, checkInClear(volume, dev, secrets)
+	}
+	mapping, err := n.ownMapping(ctx, volume, dev)
+	if err != nil {
+		return volume, err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return volume, err
+	}
+	if mapping != nil && len(table.OfDevice(dev.Number)) > 0 {
+		// It is staged. Nothing is opened, so a passphrase is only needed to change it.
+		volume.mapping = mapping
+		_, err := n.changePassphrase(ctx, volume, dev, secrets)
+		return volume, err
+	}
+	if len(secrets.now) == 0 {
+		return volume, rpc.FailedPrecondition(
+			"volume %s is encrypted, and the request has no passphrase: set the key %s in the secret for NodeStageVolume",
+			volume.id,
+			rpc.SecretPassphrase,
+		)
+	}
+	if mapping != nil && len(mount.CopiesOf(dev.Number)) == 0 {
+		// A plugin that was killed has left it. It is opened anew, with the options of this request.
+		if err := n.closeMapping(ctx, *mapping, false); err != nil {
+			return volume, fmt.Errorf("volume %s: its disk is open from an earlier stage: %w", volume.id, err)
+		}
+		mapping = nil
+	}
+	if mapping == nil {
+		if err := n.checkFree(volume, dev, table); err != nil {
+			return volume, err
+		}
+	}
+	if err := setReadOnly(dev, volume.readOnly); err != nil {
+		return volume, err
+	}
+	header, err := n.ensureHeader(ctx, volume, dev, secrets.now)
+	if err != nil {
+		return volume, err
+	}
+	volume.unformatted, volume.dataOffset = header.Unformatted(), header.OffsetBytes
+	if mapping != nil && !header.Belongs(*mapping, dev) {
+		return volume, rpc.FailedPrecondition(
+			"volume %s: its mapping %s is in use, and is not that of disk %s: end the programs that have it open",
+			volume.id,
+			mapping.Name,
+			dev,
+		)
+	}
+	volume.mapping = mapping
+	start := time.Now()
+	if err := n.open(ctx, &volume, dev, secrets, discard); err != nil {
+		return volume, err
+	}
+	n.log.Debug(
+		"opened the encrypted disk",
+		"volume_id",
+		volume.id.String(),
+		"device",
+		dev.String(),
+		"open",
+		time.Since(start),
+	)
+	return volume, nil
+}
+
+// ownMapping returns the volume's open mapping on its disk, or nil. It closes the others: one that a killed cryptsetup
+// left unfinished, and those of disks that have left the guest, at the latest when their last users have gone.
+func (n *Service) ownMapping(ctx context.Context, volume nodeVolume, dev device.Device) (*device.Mapping, error) {
+	if err := n.closeOrphans(ctx, volume.id); err != nil {
+		return nil, err
+	}
+	mapping, found, err := n.devices.Mapping(volume.id)
+	if err != nil || !found {
+		return nil, err
+	}
+	if mapping.Below != dev.Number {
+		return nil, rpc.FailedPrecondition(
+			"volume %s: its mapping %s is open on another disk than %s: unstage the volume first",
+			volume.id,
+			mapping.Name,
+			dev,
+		)
+	}
+	return &mapping, nil
+}
+
+// checkFree rejects a disk that is in use before it was opened: it would be used in clear.
+func (n *Service) checkFree(volume nodeVolume, dev device.Device, table mount.Table) error {
+	if err := checkNotMounted(volume, dev, table); err != nil {
+		return err
+	}
+	own, err := n.checkForeignUser(volume, dev)
+	if err == nil && own != nil {
+		err = foreignUser(volume, dev, own.String())
+	}
+	return err
+}
+
+// open opens the disk, or verifies the passphrase if a plugin that was killed has left the mapping open.
+func (n *Service) open(
+	ctx context.Context,
+	volume *nodeVolume,
+	dev device.Device,
+	secrets passphrases,
+	discard bool,
+) error {
+	checked, err := n.changePassphrase(ctx, *volume, dev, secrets)
+	if err != nil {
+		return err
+	}
+	if volume.mapping != nil {
+		if !checked {
+			_, err = n.luks.Check(ctx, dev, secrets.now)
+		}
+		return wrongPassphrase(*volume, dev, err)
+	}
+	options := luks.OpenOptions{ReadOnly: volume.readOnly, Discard: discard}
+	mapping, err := n.luks.Open(ctx, dev, volume.id, secrets.now, options)
+	if errors.Is(err, luks.ErrPassphrase) && volume.readOnly && len(secrets.previous) > 0 {
+		mapping, err = n.luks.Open(ctx, dev, volume.id, secrets.previous, options)
+	}
+	if err != nil {
+		return wrongPassphrase(*volume, dev, err)
+	}
+	volume.mapping, volume.opened = &mapping, true
+	return nil
+}
+
+// hold keeps the volume's mapping open, so that the kernel can neither close it nor give its number away. Then it looks
+// whether the mapping is still the volume's: its last user may have ended meanwhile.
+func (n *Service) hold(volume nodeVolume) (release func() error, err error) {
+	file, err := volume.mapping.Open(unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	now, found, err := n.devices.Mapping(volume.id)
+	if err == nil && (!found || now.Number != volume.mapping.Number || now.DMUUID != volume.mapping.DMUUID) {
+		err = rpc.Unavailable("volume %s: its mapping was just closed: try again", volume.id)
+	}
+	if err != nil {
+		return nil, errors.Join(err, hostexec.CloseUninherited(file))
+	}
+	return func() error { return hostexec.CloseUninherited(file) }, nil
+}
+
+// changePassphrase changes the passphrase of the disk's header if the request asks for it. The header of a read-only disk
+// stays. It reports whether the new passphrase was seen to open the disk.
+func (n *Service) changePassphrase(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	secrets passphrases,
+) (checked bool, err error) {
+	if len(secrets.previous) == 0 || len(secrets.now) == 0 || volume.readOnly {
+		return false, nil
+	}
+	changed, err := n.luks.ChangePassphrase(ctx, dev, secrets.now, secrets.previous)
+	if err != nil {
+		return false, wrongPassphrase(volume, dev, err)
+	}
+	if changed {
+		n.log.Info("changed the passphrase of an encrypted disk", "volume_id", volume.id.String(), "device", dev.String())
+	}
+	return true, nil
+}
+
+// wrongPassphrase says what to do about [luks.ErrPassphrase].
+func wrongPassphrase(volume nodeVolume, dev device.Device, err error) error {
+	if !errors.Is(err, luks.ErrPassphrase) {
+		return err
+	}
+	return rpc.FailedPrecondition(
+		"volume %s: disk %s does not open: %w: correct the secret for NodeStageVolume; a volume from a snapshot or another volume has the passphrase of its source",
+		volume.id,
+		dev,
+		err,
+	)
+}
+
+// ensureHeader returns the LUKS header of the disk. If the disk is provably blank, it makes one. No other code calls
+// luksFormat. A disk with anything else stays as it is.
+func (n *Service) ensureHeader(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	passphrase luks.Passphrase,
+) (luks.Header, error) {
+	zero, err := device.HeadIsZero(ctx, dev)
+	if err != nil {
+		return luks.Header{}, err
+	}
+	var content device.Content
+	if !zero {
+		if content, err = device.Probe(ctx, dev); err != nil {
+			return luks.Header{}, err
+		}
+	}
+	made := luks.HeaderUUID(volume.id)
+	interrupted, err := n.formatter.InterruptedFormat(volume.id, made, dev, content)
+	if err != nil {
+		return luks.Header{}, err
+	}
+	if content.Empty() || interrupted != nil {
+		return n.encrypt(ctx, volume, dev, passphrase, interrupted)
+	}
+	if content.Type != device.TypeLUKS {
+		return luks.Header{}, rpc.FailedPrecondition(
+			"volume %s is encrypted, but disk %s holds %s: it is neither encrypted nor used in clear: find out who wrote it, or use another volume",
+			volume.id,
+			dev,
+			content,
+		)
+	}
+	header, err := n.luks.ReadHeader(ctx, dev)
+	if err != nil {
+		return luks.Header{}, err
+	}
+	switch own := header.UUID == made.String(); {
+	case !volume.acceptsHeader(header.UUID):
+		return luks.Header{}, rpc.FailedPrecondition(
+			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
+				"find out which disk was copied; to use it anyway, set %s: \"false\" in the volume's context",
+			volume.id,
+			dev,
+			header.UUID,
+			rpc.KeyVerifyFilesystem,
+		)
+	case volume.ownFilesystem && !own:
+		return luks.Header{}, rpc.FailedPrecondition(
+			"volume %s: the LUKS header on %s does not show that the disk is this volume's: wait for the controller, which knows",
+			volume.id,
+			dev,
+		)
+	case own && header.Unformatted():
+		// cryptsetup may just have repaired the first copy of the header, on which the look above relies.
+		interrupted, err := n.formatter.InterruptedFormat(volume.id, made, dev, content)
+		if err != nil {
+			return luks.Header{}, err
+		}
+		if interrupted != nil {
+			return n.encrypt(ctx, volume, dev, passphrase, interrupted)
+		}
+	}
+	return header, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
+}
+
+// encrypt makes a LUKS header on a blank disk.
+func (n *Service) encrypt(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	passphrase luks.Passphrase,
+	interrupted *device.InterruptedFormat,
+) (_ luks.Header, err error) {
+	if !volume.mayEncrypt || volume.ownFilesystem {
+		return luks.Header{}, rpc.FailedPrecondition(
+			"volume %s: disk %s has no LUKS header, and the publish context does not say that the disk is encrypted: publish the volume through the controller",
+			volume.id,
+			dev,
+		)
+	}
+	if err := volume.checkMayFormat(dev, "LUKS header"); err != nil {
+		return luks.Header{}, err
+	}
+	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{
+		DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, Encrypted: true,
+		ScanLimit: n.blankScanLimit, Interrupted: interrupted,
+	})
+	if err != nil {
+		return luks.Header{}, err
+	}
+	defer func() { err = errors.Join(err, blank.Close()) }()
+	n.log.Info("encrypting a blank disk", "volume_id", volume.id.String(), "device", dev.String(),
+		"interrupted_before", blank.HasRemains())
+	took, err := n.formatter.FormatWith(ctx, blank, mount.Making{
+		DiskID: volume.id,
+		Type:   device.TypeLUKS,
+		UUID:   luks.HeaderUUID(volume.id),
+		Make: func(ctx context.Context, path string) error {
+			return n.luks.Format(ctx, path, volume.id, passphrase)
+		},
+		Verify: func(ctx context.Context) error { return n.luks.Verify(ctx, dev, volume.id) },
+	})
+	if err != nil {
+		return luks.Header{}, err
+	}
+	n.log.Info("encrypted a disk", "volume_id", volume.id.String(), "luks_format", took)
+	return n.luks.ReadHeader(ctx, dev)
+}
+
+// checkInClear rejects an encrypted disk, and a passphrase, for a volume that is not encrypted: its data would be
+// readable, or destroyed.
+func checkInClear(volume nodeVolume, dev device.Device, secrets passphrases) error {
+	headerUUID, _, err := dev.LUKSHeader()
+	switch {
+	case err != nil:
+		return err
+	case volume.isOwnHeader(headerUUID):
+		return rpc.FailedPrecondition(
+			"volume %s: disk %s is encrypted, and the contexts do not say so: set %s: %s in the volume's context",
+			volume.id,
+			dev,
+			rpc.KeyEncryption,
+			rpc.EncryptionLUKS2,
+		)
+	case len(secrets.now) > 0:
+		return rpc.FailedPrecondition(
+			"volume %s is not encrypted, but the request has a passphrase: set %s: %s at the volume's creation, or remove the secret",
+			volume.id,
+			rpc.KeyEncryption,
+			rpc.EncryptionLUKS2,
+		)
+	}
+	return nil
+}
+
+// ensureEncryptedFilesystem is [Service.ensureFilesystem] inside an encrypted disk. mkfs runs only while the header has
+// the label [device.LabelUnformatted]. The label is removed before the first mount.
+func (n *Service) ensureEncryptedFilesystem(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	wanted string,
+) (fsType string, err error) {
+	inside := volume.content(dev)
+	if volume.unformatted {
+		if err := n.checkNeverWritten(ctx, volume, dev, inside); err != nil {
+			return "", err
+		}
+		fsType, err = n.format(ctx, volume, inside, wanted, device.BlankOptions{
+			DiskID: volume.id, Origin: device.OriginBlank, NeverWritten: true,
+		})
+		if err != nil {
+			return "", err
+		}
+		return fsType, n.luks.ClearLabel(ctx, dev)
+	}
+	content, err := device.Probe(ctx, inside)
+	if err != nil {
+		return "", err
+	}
+	if content.Empty() {
+		return "", rpc.FailedPrecondition(
+			"volume %s: encrypted disk %s has no filesystem inside, and was used before: the plugin formats only what was never used: use the volume as raw block, or use another volume",
+			volume.id,
+			dev,
+		)
+	}
+	return n.checkFilesystem(ctx, volume, inside, content, wanted)
+}
+
+// checkNeverWritten rejects an encrypted disk into which something was written, although the label of its header says
+// that nothing was: somebody has put back an old header. What an mkfs leaves that did not end, or was never followed by a
+// mount, does not count.
+func (n *Service) checkNeverWritten(ctx context.Context, volume nodeVolume, dev, inside device.Device) error {
+	content, err := device.Probe(ctx, inside)
+	if err != nil {
+		return err
+	}
+	made := mount.FilesystemUUID(volume.id)
+	interrupted, err := n.formatter.InterruptedFormat(volume.id, made, inside, content)
+	if err != nil || interrupted != nil {
+		return err
+	}
+	if strings.EqualFold(content.UUID, made.String()) {
+		if never, err := device.NeverMounted(inside, content); err != nil || never {
+			return err
+		}
+	}
+	err = device.CheckNeverWritten(ctx, dev, volume.dataOffset, device.BlankOptions{
+		RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
+	})
+	if errors.Is(err, device.ErrNotBlank) {
+		return rpc.FailedPrecondition(
+			"volume %s: the header of encrypted disk %s says that it was never used, and it holds data: put back the right header, or if this is it, run cryptsetup config --label= %s: %w",
+			volume.id,
+			dev,
+			dev.Path,
+			err,
+		)
+	}
+	return err
+}
+
+// lock closes the mapping that a failed stage has opened.
+func (n *Service) lock(ctx context.Context, volume nodeVolume) {
+	if !volume.opened {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if err := n.closeMapping(ctx, *volume.mapping, false); err != nil {
+		n.log.Warn("cannot close an encrypted disk after a failed stage: unstage the volume",
+			"volume_id", volume.id.String(), "error", err)
+	}
+}
+
+const (
+	// closeTimeout is how long a mapping may be busy: udev looks at each new one for a moment.
+	closeTimeout  = 5 * time.Second
+	closeInterval = 50 * time.Millisecond
+)
+
+func (n *Service) closeMapping(ctx context.Context, m device.Mapping, deferred bool) error {
+	for end := time.Now().Add(closeTimeout); ; time.Sleep(closeInterval) {
+		err := n.luks.Close(ctx, m, deferred)
+		if !errors.Is(err, luks.ErrBusy) || time.Now().After(end) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// contentOf returns the volume's open mapping on the disk, or the disk if there is none.
+func (n *Service) contentOf(id uuid.UUID, dev device.Device) (device.Device, error) {
+	mapping, found, err := n.devices.Mapping(id)
+	if err != nil || !found || mapping.Below != dev.Number {
+		return dev, err
+	}
+	return mapping.Device, nil
+}
+
+// letGoOfMapping closes the volume's mapping on a disk that is unmounted here, when no program can write to it. If only
+// read-only copies of the mount in other namespaces remain, the kernel closes it when the last of them has gone.
+func (n *Service) letGoOfMapping(
+	ctx context.Context,
+	id uuid.UUID,
+	dev device.Device,
+	block bool,
+) (copies []mount.Copy, err error) {
+	mapping, found, err := n.devices.Mapping(id)
+	if err != nil || !found || mapping.Below != dev.Number {
+		return nil, err
+	}
+	copies, err = mount.WaitFree(ctx, mapping.Device, 0, block)
+	if err != nil && !device.HasLeft(err) {
+		return nil, err
+	}
+	return copies, n.closeMapping(ctx, mapping, len(copies) > 0)
+}
+
+// closeOrphans closes the volume's mappings that cannot be used: one that a killed cryptsetup left unfinished, and those
+// of disks that have left the guest, at the latest when their last users have gone.
+func (n *Service) closeOrphans(ctx context.Context, id uuid.UUID) error {
+	all, err := n.devices.MappingsOf(id)
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if m.Below != (device.Number{}) && !m.Unfinished() {
+			continue
+		}
+		n.log.Warn("closing an old mapping of the volume", "volume_id", id.String(), "mapping", m.DMName)
+		if err := n.closeMapping(ctx, m, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holders returns what is built on the volume's disk, except the volume's own mapping, and what is built on that.
+func (n *Service) holders(id uuid.UUID, dev device.Device) []string {
+	all := slices.DeleteFunc(n.devices.Holders(dev.Disk), func(holder string) bool {
+		return strings.Contains(holder, "("+device.MappingPrefix(id))
+	})
+	if content, err := n.contentOf(id, dev); err == nil && content.Number != dev.Number {
+		all = append(all, n.devices.Holders(content.Disk)...)
+	}
+	return all
+}
