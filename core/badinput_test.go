@@ -125,6 +125,14 @@ var badInputRPCs = map[string]badInputRPC{
 			AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0],
 		}
 	}},
+	"ControllerExpandVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.ControllerExpandVolumeRequest{
+			VolumeId:         e.volumeID,
+			CapacityRange:    &csi.CapacityRange{RequiredBytes: coretest.GiB, LimitBytes: 2 * coretest.GiB},
+			Secrets:          map[string]string{"key": "secret"},
+			VolumeCapability: fullCapability(),
+		}
+	}},
 	"DeleteVolume": {valid: func(e *everything) proto.Message {
 		return &csi.DeleteVolumeRequest{VolumeId: e.volumeID, Secrets: map[string]string{"key": "secret"}}
 	}},

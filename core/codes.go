@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -80,6 +81,39 @@ var codeTable = []struct {
 		rack.ErrRefused,
 		codes.Internal,
 		"the rack rejected the call, and the states of disk and instance do not explain why",
+	},
+
+	{
+		expand.ErrOnlySnapshot,
+		codes.FailedPrecondition,
+		"the rack has no room for a disk of the volume, so an operator must act; the message names the snapshot",
+	},
+	{
+		expand.ErrNameTaken,
+		codes.FailedPrecondition,
+		"another disk has the name of the volume's disk: an operator must act",
+	},
+	{
+		expand.ErrAttached,
+		codes.FailedPrecondition,
+		"an attached disk is not replaced; Kubernetes' external-resizer waits until no pod uses the volume",
+	},
+	{
+		expand.ErrTakenBack,
+		codes.FailedPrecondition,
+		"the volume was published while it was expanded; as for an attached disk",
+	},
+	{expand.ErrUnderWay, codes.Aborted, "another process is replacing the disk; every orchestrator retries"},
+	{
+		rack.ErrReplaced,
+		codes.Aborted,
+		"the volume has no disk until its expansion is finished; every orchestrator retries",
+	},
+	{expand.ErrDeleted, codes.NotFound, "the volume was deleted while it was expanded"},
+	{
+		expand.ErrNoRoom,
+		codes.OutOfRange,
+		"the volume keeps its size; RESOURCE_EXHAUSTED would tell a resizer that the expansion goes on",
 	},
 
 	{

@@ -81,7 +81,7 @@ func (c *Service) findSnapshotOf(
 				return rackController{}, rack.Description{}, err
 			}
 			described, ours := rack.ParseDescription(listed.Value.Description)
-			if ours && listed.Value.DiskID == diskID && !listed.Value.Temporary() && described.Cluster != c.cluster {
+			if ours && listed.Value.DiskID == diskID && !listed.Value.Internal() && described.Cluster != c.cluster {
 				return c.forRack(client), described, nil
 			}
 		}

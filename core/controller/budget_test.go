@@ -64,6 +64,7 @@ var (
 	clone       = func(t *testing.T, r *rig, id string) { _, _ = r.CreateVolume(t.Context(), from("c", fromVolume(id))) }
 	deleteIt    = func(t *testing.T, r *rig, id string) { _ = r.Delete(t, id) }
 	publishIt   = func(t *testing.T, r *rig, id string) { _ = r.Publish(t, id, nodeOf(t, r)) }
+	expandIt    = func(t *testing.T, r *rig, id string) { _, _ = r.expand(t, id, 2*coretest.GiB) }
 	unpublishIt = func(t *testing.T, r *rig, id string) { _ = r.Unpublish(t, id, nodeOf(t, r)) }
 	validateIt  = func(t *testing.T, r *rig, id string) {
 		_, _ = r.ValidateVolumeCapabilities(
@@ -155,6 +156,7 @@ var budgets = map[string][2]scenario{
 	"ControllerUnpublishVolume":  {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
 	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
 	"ControllerModifyVolume":     {{anotherClustersVolume, adoptIt}, {anotherClustersSnapshot, adoptIt}},
+	"ControllerExpandVolume":     {{aVolume, expandIt}, {faulty(aVolume, "disk_create", simtest.FaultLost, 0), expandIt}},
 	"ListVolumes":                {{aVolume, listVolumes}, {aVolume, listVolumes}},
 	"ControllerGetVolume":        {{aVolume, getVolume}, {nothing, getVolume}},
 	"GetCapacity":                {{nothing, getCapacity}, {nothing, getCapacity}},

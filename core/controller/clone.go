@@ -27,7 +27,7 @@ func (c *Service) clone(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	rc, source, err := c.disk(ctx, want.cloneOf)
+	rc, source, err := c.neededDisk(ctx, want.cloneOf)
 	if err != nil {
 		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
@@ -47,7 +47,7 @@ func (c *Service) clone(
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.ID, description.Lineage)
 	want.description.Clone = true
-	disk, err := rc.copyDisk(ctx, want, size)
+	disk, err := rc.copyDisk(ctx, want, source, size)
 	return rc, disk, err
 }
 
@@ -79,7 +79,12 @@ func (c rackController) waitForSource(ctx context.Context, disk rack.Disk) (rack
 }
 
 // copyDisk makes the copy, unless the copy exists already. It deletes the temporary snapshot in every case.
-func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBytes int64) (disk rack.Disk, err error) {
+func (c rackController) copyDisk(
+	ctx context.Context,
+	want volumeRequest,
+	source rack.Disk,
+	sizeBytes int64,
+) (disk rack.Disk, err error) {
 	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case err == nil:
@@ -90,7 +95,7 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 	case !errors.Is(err, rack.ErrNotFound):
 		return disk, retryable(ctx, err)
 	}
-	snapshot, err := c.createTemporarySnapshot(ctx, want)
+	snapshot, err := c.createTemporarySnapshot(ctx, want, source)
 	if err != nil {
 		c.deleteTemporaryByName(ctx, want)
 		if rack.OutcomeUnknown(err) {
@@ -113,10 +118,16 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 
 // createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind,
 // because that snapshot shows the disk at an earlier time.
-func (c rackController) createTemporarySnapshot(ctx context.Context, want volumeRequest) (rack.Snapshot, error) {
+func (c rackController) createTemporarySnapshot(
+	ctx context.Context,
+	want volumeRequest,
+	source rack.Disk,
+) (rack.Snapshot, error) {
 	name := diskname.ForClone(c.cluster, want.name)
-	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
-	snapshot, err := c.createSnapshot(ctx, name, description, want.cloneOf)
+	snapshotOf := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage)
+	snapshotOf.Volume = rack.GrownVolume(source)
+	description := snapshotOf.Encode()
+	snapshot, err := c.createSnapshot(ctx, name, description, source.BackingID)
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		old, lookErr := c.rack.SnapshotByName(ctx, name)
 		if lookErr == nil {
@@ -128,7 +139,7 @@ func (c rackController) createTemporarySnapshot(ctx context.Context, want volume
 		if lookErr != nil && !errors.Is(lookErr, rack.ErrNotFound) {
 			return snapshot, retryable(ctx, lookErr)
 		}
-		snapshot, err = c.createSnapshot(ctx, name, description, want.cloneOf)
+		snapshot, err = c.createSnapshot(ctx, name, description, source.BackingID)
 	}
 	switch {
 	case err == nil, errors.Is(err, rack.ErrCapacity):

@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -35,6 +36,8 @@ type Service struct {
 	sweeper      *sweeper
 	// detachers keep the deferred detaches of each rack.
 	detachers map[*rack.Client]*detach.Detacher
+	// expanders replace the disks of the volumes that grow.
+	expanders map[*rack.Client]*expand.Expander
 	// engines plan restarts, in attach mode restart. The map is nil in attach mode hot.
 	engines map[*rack.Client]*restart.Engine
 	// restartWait is how long ControllerPublishVolume waits for a planned restart.
@@ -50,12 +53,13 @@ type rackController struct {
 	*Service
 	rack     *rack.Client
 	detacher *detach.Detacher
+	expander *expand.Expander
 	// engine is nil except in attach mode restart.
 	engine *restart.Engine
 }
 
 func (c *Service) forRack(client *rack.Client) rackController {
-	return rackController{c, client, c.detachers[client], c.engines[client]}
+	return rackController{c, client, c.detachers[client], c.expanders[client], c.engines[client]}
 }
 
 // Options configure a [Service].
@@ -93,6 +97,7 @@ func New(opts Options) *Service {
 	}
 	c.sweeper = newSweeper(c, opts.TemporaryAge)
 	c.detachers = c.newDetachers(opts.DetachGrace)
+	c.expanders = c.newExpanders()
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
 		c.claims, _ = opts.Restarts.Requester.(metadata.ClaimReporter)

@@ -338,10 +338,10 @@ func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 		return mismatch("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
 	case !owner.SameObject(want.description):
 		return mismatch("belongs to volume %q of cluster %q: delete it or use another name", owner.Name, owner.Cluster)
-	case !sizeInRange(disk.SizeBytes, want.capacity):
+	case !sizeInRange(disk.CreatedBytes, want.capacity):
 		return mismatch(
 			"has %d bytes, not %d to %d as requested: delete it or use another name",
-			disk.SizeBytes,
+			disk.CreatedBytes,
 			want.capacity.GetRequiredBytes(),
 			want.capacity.GetLimitBytes(),
 		)
@@ -409,9 +409,9 @@ func (c *Service) restore(
 	if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
-	if snapshot.Temporary() {
+	if snapshot.Internal() {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_content_source: snapshot %q (%s) is a temporary snapshot of this plugin: use another snapshot",
+			"volume_content_source: snapshot %q (%s) is an internal snapshot of this plugin: use another snapshot",
 			snapshot.Name,
 			snapshot.ID,
 		)

@@ -64,13 +64,16 @@ func (c rackController) deferredDetaches(ctx context.Context) (map[string]string
 }
 
 // takeBack ends the deferred detach of a volume that is published.
-func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
+func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []rack.Record) error {
 	if !c.detacher.Timed() {
 		// A controller in attach mode restart, of before or of the same rolling update, may have deferred the detach, and a
 		// later one would carry it out.
+		if !detach.Named(records, disk.ID) {
+			return nil
+		}
 		return detach.Erase(ctx, c.rack, disk.ID)
 	}
-	err := c.detacher.TakeBack(ctx, disk.ID)
+	err := c.detacher.TakeBackListed(ctx, disk.ID, records)
 	if errors.Is(err, detach.ErrClaimed) {
 		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
 			"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))

@@ -25,20 +25,17 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
-	rc, disk, err := c.disk(ctx, id)
-	if errors.Is(err, rack.ErrNotFound) {
-		return &csi.DeleteVolumeResponse{}, nil
-	}
-	if err != nil {
-		return nil, err
+	rc, disk, err := c.locate(ctx, id)
+	if err != nil || disk.BackingID == "" {
+		return c.deletedBefore(ctx, id, rc, err)
 	}
 	if err := rc.checkDeletable(ctx, &disk); err != nil {
 		return nil, err
 	}
-	err = rc.rack.DeleteDisk(ctx, id)
+	err = rc.rack.DeleteDisk(ctx, disk.BackingID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return &csi.DeleteVolumeResponse{}, rc.confirmNotFound(ctx)
+		return c.deletedMeanwhile(ctx, id)
 	case errors.Is(err, rack.ErrRefused):
 		// The likely reason is an attach after checkDeletable.
 		if now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
@@ -48,11 +45,48 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	case err != nil:
 		return nil, err
 	}
+	if err := rc.expander.Deleted(ctx, id, disk.BackingID != disk.ID); err != nil {
+		return nil, err
+	}
+	c.sweeper.scheduleIfStale()
 	rc.forgetAdoption(ctx, disk)
 	if rc.defersDetaches() {
 		if err := rc.detacher.Forget(ctx, id); err != nil {
 			rc.log.Warn("cannot remove the deferred detach of a deleted disk", "disk_id", id, "error", err.Error())
 		}
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// deletedMeanwhile answers a DeleteVolume whose disk was deleted by another process: with the volume, or by an expansion,
+// which replaces it.
+func (c *Service) deletedMeanwhile(ctx context.Context, volumeID string) (*csi.DeleteVolumeResponse, error) {
+	rc, disk, err := c.locate(ctx, volumeID)
+	if err == nil && disk.BackingID != "" {
+		return nil, rpc.Aborted("the disk of volume %s has changed meanwhile: retry", volumeID)
+	}
+	return c.deletedBefore(ctx, volumeID, rc, err)
+}
+
+// deletedBefore answers a DeleteVolume for a volume without a disk. The parameters are those that [Service.locate]
+// returned. What an expansion has left is deleted: records, and perhaps the snapshot with the data.
+func (c *Service) deletedBefore(
+	ctx context.Context,
+	volumeID string,
+	rc rackController,
+	err error,
+) (*csi.DeleteVolumeResponse, error) {
+	switch {
+	case err == nil:
+		err = rc.expander.Deleted(ctx, volumeID, true)
+	case errors.Is(err, rack.ErrNotFound):
+		err = nil
+		for _, client := range c.racks.all {
+			err = errors.Join(err, c.expanders[client].Deleted(ctx, volumeID, false))
+		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }

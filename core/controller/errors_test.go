@@ -146,7 +146,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_delete", refused400, codes.Internal, "unknown reason"},
 			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"disk_delete", noDisk, codes.OK, ""},
+			{"disk_delete", noDisk, codes.Aborted, "retry"}, // the rack still shows a disk of the volume
 			{"disk_delete", conflict, codes.Unavailable, "came first"},
 			{"disk_delete", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_delete", unavailable503, codes.Unavailable, "Service Unavailable"},

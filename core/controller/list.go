@@ -232,7 +232,7 @@ func (c *Service) ListSnapshots(
 	}
 	details := newDetails(ctx)
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
-		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
+		if snapshot.State == rack.SnapshotCreating || snapshot.Internal() || (sourceOK && snapshot.DiskID != source) {
 			return nil
 		}
 		if adoptable != nil && !adoptable(snapshot.Description, snapshot.DiskID) {

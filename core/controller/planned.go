@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -38,6 +39,13 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.LockInstance, opts.Detacher = c.lockInstance, c.detachers[client]
+	opts.Yield = func(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+		err := c.forRack(client).yield(ctx, disk, records)
+		if errors.Is(err, expand.ErrUnderWay) {
+			return fmt.Errorf("%w: %w", err, rack.ErrRefused) // a restart goes on without the disk
+		}
+		return err
+	}
 	opts.Observe = func(seen restart.Observation) {
 		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
 		for reason, instances := range seen.InstancesWaiting {
@@ -101,6 +109,8 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			return c.waitForDisk(ctx, attached)
 		case errors.Is(err, restart.ErrElsewhere):
 			return rack.Disk{}, c.checkAttachable(ctx, disk)
+		case errors.Is(err, expand.ErrUnderWay):
+			return rack.Disk{}, err
 		case errors.Is(err, restart.ErrFull):
 			return rack.Disk{}, rpc.ResourceExhausted(
 				"%w: --max-disks is %d; unpublish another volume from that node first",

@@ -27,7 +27,7 @@ func (c *Service) ControllerPublishVolume(
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.disk(ctx, req.GetVolumeId())
+	rc, disk, err := c.neededDisk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	if err != nil {
 		return err
 	}
-	if instance.BootDiskID == disk.ID {
+	if instance.BootDiskID == disk.BackingID {
 		return rpc.FailedPrecondition(
 			"disk %q (%s) is the boot disk of instance %q (%s) and is not published: use another disk as volume",
 			disk.Name,
@@ -85,13 +85,9 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	return nil
 }
 
-// keepAttached makes sure that an attached disk stays attached, as a published volume must. It looks at the disk last: a
-// deferred detach may just have been carried out. It is for attach mode hot.
+// keepAttached publishes a disk that is attached to the instance already. It is for attach mode hot.
 func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	if err := c.takeBack(ctx, disk); err != nil || !c.detacher.Timed() {
-		return disk, err
-	}
-	now, err := c.rack.Disk(ctx, disk.ID)
+	now, err := c.confirmPublished(ctx, disk)
 	if err != nil || now.InstanceID == disk.InstanceID {
 		return now, err
 	}
@@ -116,9 +112,6 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.takeBack(ctx, disk); err != nil {
-		return rack.Disk{}, err
-	}
 	attached, err := c.checkAndAttach(ctx, disk, instanceID)
 	if err != nil {
 		return rack.Disk{}, err
@@ -126,6 +119,11 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	// A rack with hot-plug may need some time.
 	if attached, err = c.waitForDisk(ctx, attached); err != nil {
 		return rack.Disk{}, err
+	}
+	if attached.InstanceID == instanceID {
+		if attached, err = c.confirmPublished(ctx, attached); err != nil {
+			return rack.Disk{}, err
+		}
 	}
 	if attached.InstanceID != instanceID {
 		return rack.Disk{}, rpc.Unavailable(
@@ -405,9 +403,9 @@ func (c *Service) ControllerUnpublishVolume(
 	if err := c.refusals.get(opDetach, diskID, nodeID); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.disk(ctx, diskID)
-	if errors.Is(err, rack.ErrNotFound) {
-		return done, nil
+	rc, disk, err := c.locate(ctx, diskID)
+	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.BackingID == "" {
+		return done, nil // a volume without a disk is attached nowhere
 	}
 	if err != nil {
 		return nil, err
@@ -497,7 +495,7 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 		return err
 	}
 	switch {
-	case instance.BootDiskID == disk.ID:
+	case instance.BootDiskID == disk.BackingID:
 		return nil // never published: ControllerPublishVolume rejects a boot disk
 	case errors.Is(refusal, rack.ErrNotStopped):
 		return c.refusals.put(

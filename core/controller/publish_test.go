@@ -32,7 +32,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.Must(t, err)
 	r.WantCalls(
 		t,
-		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_delete": 1},
+		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_list": 1},
 	)
 	coretest.WantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": diskname.ForVolume(coretest.Cluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
@@ -46,7 +46,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	second, err := r.ControllerPublishVolume(t.Context(), req)
 	r.Must(t, err)
 	coretest.WantSame(t, second, first)
-	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_delete": 1})
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_list": 1})
 
 	r.ClearCalls(t)
 	r.Must(t, r.Unpublish(t, id, node))

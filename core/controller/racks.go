@@ -81,9 +81,9 @@ func (r *racks) dropLocation(id string) {
 	delete(r.locations, id)
 }
 
-// disk returns the disk of a volume and its rack. NOT_FOUND means that no rack has the disk; each rack has then
-// confirmed that this token would see it.
-func (c *Service) disk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+// locate returns the disk of a volume and its rack. Without a BackingID the volume exists, and its disk is just being
+// replaced. NOT_FOUND means that no rack has the volume; each rack has then confirmed that this token would see it.
+func (c *Service) locate(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
@@ -91,7 +91,7 @@ func (c *Service) disk(ctx context.Context, volumeID string) (rackController, ra
 			volumeID,
 		)
 	}
-	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
+	client, disk, err := find(ctx, c.racks, id, diskOrReplaced)
 	return c.forRack(client), disk, err
 }
 

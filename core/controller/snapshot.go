@@ -36,7 +36,7 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, err
 	}
-	rc, source, err := c.disk(ctx, req.GetSourceVolumeId())
+	rc, source, err := c.neededDisk(ctx, req.GetSourceVolumeId())
 	if errors.Is(err, rack.ErrNotFound) {
 		existing, err := c.existingSnapshotWithoutSource(ctx, req, candidates, err)
 		return existing, retryableCreate(ctx, err)
@@ -72,10 +72,11 @@ func checkSnapshotParameters(parameters map[string]string) error {
 func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.ID, description.Lineage))
+	want.Volume = rack.GrownVolume(source)
 	source, err := c.waitForSource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {
-		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.ID)
+		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.BackingID)
 	}
 	if err == nil {
 		return snapshot, nil
@@ -94,10 +95,13 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, source ra
 
 // createSnapshot makes a snapshot. While the rack is making another snapshot of the same disk it retries, as long as
 // the caller's deadline allows.
-func (c rackController) createSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error) {
+func (c rackController) createSnapshot(
+	ctx context.Context,
+	name, description, backingID string,
+) (rack.Snapshot, error) {
 	deadline := time.Now().Add(rpc.WaitBudget(ctx))
 	for {
-		snapshot, err := c.rack.CreateSnapshot(ctx, name, description, diskID)
+		snapshot, err := c.rack.CreateSnapshot(ctx, name, description, backingID)
 		if !errors.Is(err, rack.ErrConflict) || time.Now().Add(snapshotRetryInterval).After(deadline) {
 			return snapshot, err
 		}
@@ -261,6 +265,11 @@ func (c rackController) checkSnapshotDeletable(ctx context.Context, snapshot rac
 			reason,
 			c.rack.Name(),
 		)
+	}
+	if snapshot.Expansion() {
+		return rpc.FailedPrecondition(
+			"snapshot %q (%s) belongs to the expansion of volume %s and is not deleted: it may be the only copy of the data",
+			snapshot.Name, snapshot.ID, snapshot.DiskID)
 	}
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -101,14 +102,19 @@ func (s *sweeper) run() {
 	}
 }
 
-// sweep deletes the old temporary snapshots of one rack. It schedules another sweep for snapshots that are too young.
+// sweep deletes the old temporary snapshots of one rack, and finishes or takes back the expansions that were left
+// behind. It schedules another sweep for snapshots that are too young.
 func (s *sweeper) sweep(ctx context.Context, rc rackController) {
+	var expansions []rack.Snapshot
 	for listed, err := range rc.rack.Snapshots(ctx, rack.Cursor{}, 0) {
 		if err != nil {
 			s.retryLater(ctx, rc, err)
 			return
 		}
 		snapshot := listed.Value
+		if snapshot.Expansion() {
+			expansions = append(expansions, snapshot)
+		}
 		if !snapshot.Temporary() || rc.checkTemporarySnapshot(snapshot) != nil {
 			continue
 		}
@@ -121,6 +127,12 @@ func (s *sweeper) sweep(ctx context.Context, rc rackController) {
 			continue
 		}
 		rc.log.Info("deleted a leftover temporary snapshot", "name", snapshot.Name, "rack", rc.rack.Name())
+	}
+	again, err := rc.expander.Settle(ctx, expansions, expand.SettleAge)
+	if err != nil {
+		s.retryLater(ctx, rc, err)
+	} else if again {
+		s.schedule(expand.SettleAge)
 	}
 }
 

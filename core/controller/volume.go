@@ -36,7 +36,7 @@ func rawBlock(disk rack.Disk) bool {
 func volumeContext(disk rack.Disk, params parameters) map[string]string {
 	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
-		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
+		rpc.KeySizeBytes: strconv.FormatInt(disk.CreatedBytes, 10), // what the orchestrator has stored never changes
 		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
 	}
 	if params.rawBlock || rawBlock(disk) {

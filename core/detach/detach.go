@@ -234,10 +234,16 @@ func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
 // [ErrClaimed] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
 // detached it.
 func (d *Detacher) TakeBack(ctx context.Context, diskID string) error {
-	set, err := d.List(ctx)
+	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return err
 	}
+	return d.TakeBackListed(ctx, diskID, records)
+}
+
+// TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
+func (d *Detacher) TakeBackListed(ctx context.Context, diskID string, records []rack.Record) (err error) {
+	set := Parse(records, d.opts.Cluster)
 	if deferred, ok := set.records[diskID]; ok && !deferred.Over {
 		if err := d.End(ctx, deferred); err != nil {
 			return err

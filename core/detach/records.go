@@ -127,6 +127,13 @@ func (s Set) Claimed(disk string) bool {
 	return claimed
 }
 
+// Named reports whether a list of records has a deferred detach of the disk or a claim, of any cluster.
+func Named(records []rack.Record, diskID string) bool {
+	return slices.ContainsFunc(records, func(r rack.Record) bool {
+		return r.Name == deferredPrefix+diskID || r.Name == claimPrefix+diskID
+	})
+}
+
 // Erase deletes the deferred detach of a disk, for a process that defers none and publishes the disk. Otherwise another
 // process would detach it later.
 func Erase(ctx context.Context, client *rack.Client, diskID string) error {

@@ -34,7 +34,8 @@ const (
 type ExpectedDisk struct {
 	// Serial is the disk's NVMe serial in a guest: the first 20 bytes of the disk's name (docs/reference/rack.md §9).
 	Serial string
-	// SizeBytes is the disk's size on the rack, or 0 if it is unknown.
+	// SizeBytes is the disk's least size, or 0 if it is unknown. An orchestrator may keep the size from before the volume
+	// was expanded.
 	SizeBytes int64
 }
 
@@ -135,9 +136,9 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	if state := r.ControllerState(dev.Name); state != "" && state != ControllerLive {
 		return Device{}, fmt.Sprintf("%s has the serial, but its controller is %s", dev.Name, state), nil
 	}
-	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
+	if dev.SizeBytes < want.SizeBytes {
 		return Device{}, "", fmt.Errorf(
-			"%w: %s has %d bytes, the rack's disk has %d",
+			"%w: %s has %d bytes, the rack's disk has at least %d",
 			ErrMismatch,
 			dev,
 			dev.SizeBytes,

@@ -65,7 +65,7 @@ func (c *Client) checkAnswer(got, asked identity, doing string, args ...any) err
 }
 
 // checkDisk is [Client.checkAnswer] for a disk. It also rejects a disk without a state: a disk without an instance would
-// count as detached.
+// count as detached. The disk that it returns has the ID of its volume.
 func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (Disk, error) {
 	if err := c.checkAnswer(identity{d.ID, d.Name, d.ProjectID}, asked, doing, args...); err != nil {
 		return Disk{}, err
@@ -81,7 +81,7 @@ func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (D
 			d.InstanceID,
 		)
 	}
-	return d, nil
+	return c.asVolume(d), nil
 }
 
 // checkDisks is [Client.checkDisk] for each disk of a page.
@@ -90,8 +90,9 @@ func (c *Client) checkDisks(items []oxide.Disk, doing string, args ...any) ([]Di
 		return nil, err
 	}
 	disks := convert(items, diskFrom)
-	for _, disk := range disks {
-		if _, err := c.checkDisk(disk, identity{}, doing, args...); err != nil {
+	for i, disk := range disks {
+		var err error
+		if disks[i], err = c.checkDisk(disk, identity{}, doing, args...); err != nil {
 			return nil, err
 		}
 	}

@@ -35,6 +35,12 @@ type Description struct {
 	Clone bool `json:"clone,omitempty"`
 	// RawBlock marks a disk that was made for use as raw block. Data on it can be anywhere.
 	RawBlock bool `json:"raw,omitempty"`
+	// Volume is the ID of the volume, for a disk that replaced the volume's first disk and for a snapshot of such a disk.
+	// CreatedBytes, SourceSnapshot and SourceImage are the size and the source of the first disk.
+	Volume         string `json:"vol,omitempty"`
+	CreatedBytes   int64  `json:"size,omitempty"`
+	SourceSnapshot string `json:"src,omitempty"`
+	SourceImage    string `json:"img,omitempty"`
 	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, for people. It may be cut or left out.

@@ -54,6 +54,8 @@ type Client struct {
 
 	mu        sync.Mutex
 	projectID string
+	// backings maps the ID of a volume that grew to the ID of its disk.
+	backings map[string]string
 }
 
 // New returns a client. It sends no request.
@@ -78,7 +80,10 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
+	return &Client{
+		sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project,
+		backings: map[string]string{},
+	}, nil
 }
 
 // operations are the SDK methods that this package calls.
@@ -137,19 +142,23 @@ func (s State) Transient() bool {
 
 // Disk is a disk as the rack describes it.
 type Disk struct {
+	// ID is the ID of the volume. BackingID is the disk's own ID on the rack. They differ after the volume has grown.
 	ID          string
+	BackingID   string
 	Name        string
 	Description string
 	ProjectID   string
-	SizeBytes   int64
-	BlockSize   int64
+	// SizeBytes is the size of the disk, CreatedBytes that of the volume's first disk.
+	SizeBytes    int64
+	CreatedBytes int64
+	BlockSize    int64
 	// Local marks a disk on the sled of its instance. Other disks are distributed over the rack.
 	Local    bool
 	ReadOnly bool
 	State    State
 	// InstanceID is the instance that holds the disk. It is set in the states attaching, attached and detaching.
 	InstanceID string
-	// SnapshotID or ImageID is the source of the disk. Both are empty for a disk that was created blank.
+	// SnapshotID or ImageID is the source of the volume's first disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
 	// Created is by the rack's clock.
@@ -227,15 +236,6 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
 }
 
-// Disk returns a disk by its ID.
-func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
-	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
-	if err != nil {
-		return Disk{}, c.translate(ctx, err, "look up disk %s", id)
-	}
-	return c.checkDisk(diskFrom(disk), identity{id: id}, "look up disk %s", id)
-}
-
 // DiskByName returns a disk of the project by its name. [ErrNotFound] needs no confirmation: for a project that the
 // token cannot see, the error is [ErrProject].
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
@@ -244,12 +244,6 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 		return Disk{}, c.confirmUnclear(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
 	}
 	return c.checkDisk(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
-}
-
-// DeleteDisk deletes a disk by its ID. A second call returns [ErrNotFound].
-func (c *Client) DeleteDisk(ctx context.Context, id string) error {
-	err := c.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
-	return c.translate(ctx, err, "delete disk %s", id)
 }
 
 // Instance is an instance as the rack describes it.
@@ -313,26 +307,32 @@ func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 // Attach attaches a disk to an instance. It succeeds if the disk is attached there already. On a rack with hot-plug
 // the answer may say attaching.
 func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+	backingID := c.backing(diskID)
 	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instanceID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(backingID)},
 	})
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "attach disk %s to instance %s", diskID, instanceID)
 	}
-	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "attach disk %s to instance %s", diskID, instanceID)
+	return c.checkDisk(diskFrom(disk), identity{id: backingID}, "attach disk %s to instance %s", diskID, instanceID)
 }
 
-// Detach detaches a disk from an instance. It succeeds if the disk is detached already.
+// Detach detaches the disk of a volume from an instance. It succeeds if the disk is detached already.
 func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+	return c.DetachBackingDisk(ctx, c.backing(diskID), instanceID)
+}
+
+// DetachBackingDisk is [Client.Detach] by the disk's own ID on the rack. It never detaches a later disk of the volume.
+func (c *Client) DetachBackingDisk(ctx context.Context, backingID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instanceID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(backingID)},
 	})
 	if err != nil {
-		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", diskID, instanceID)
+		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", backingID, instanceID)
 	}
-	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "detach disk %s from instance %s", diskID, instanceID)
+	return c.checkDisk(diskFrom(disk), identity{id: backingID}, "detach disk %s from instance %s", backingID, instanceID)
 }
 
 // translate calls the package's [translate] with the rack's name as prefix.

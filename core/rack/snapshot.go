@@ -29,8 +29,10 @@ type Snapshot struct {
 	Name        string
 	Description string
 	ProjectID   string
-	// DiskID is the disk that the snapshot was made from. That disk may be deleted.
+	// DiskID is the ID of the volume whose disk the snapshot was made from, BackingID that disk's own ID on the rack. The
+	// disk may be deleted.
 	DiskID    string
+	BackingID string
 	SizeBytes int64
 	State     SnapshotState
 	Created   time.Time
@@ -42,32 +44,52 @@ func (s Snapshot) Temporary() bool {
 	return ours && diskname.IsTemporary(s.Name)
 }
 
+// Expansion reports whether an expansion made the snapshot, for any cluster. Until the new disk exists, it is the only
+// place with the volume's data.
+func (s Snapshot) Expansion() bool {
+	_, ours := ParseDescription(s.Description)
+	return ours && diskname.IsExpansion(s.Name)
+}
+
+// Internal reports whether no orchestrator knows the snapshot.
+func (s Snapshot) Internal() bool { return s.Temporary() || s.Expansion() }
+
+// volumeOf is the volume of a snapshot that was made from a disk.
+func volumeOf(diskID, description string) string {
+	if described, ours := ParseDescription(description); ours && described.Volume != "" {
+		return described.Volume
+	}
+	return diskID
+}
+
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	return Snapshot{
 		ID:          s.Id,
 		Name:        string(s.Name),
 		Description: s.Description,
 		ProjectID:   s.ProjectId,
-		DiskID:      s.DiskId,
+		DiskID:      volumeOf(s.DiskId, s.Description),
+		BackingID:   s.DiskId,
 		SizeBytes:   int64(s.Size),
 		State:       SnapshotState(s.State),
 		Created:     timeOrZero(s.TimeCreated),
 	}
 }
 
-// CreateSnapshot makes a snapshot of a disk. The rack answers when the snapshot is ready (docs/reference/rack.md §6).
-func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
+// CreateSnapshot makes a snapshot of a disk, by the disk's own ID on the rack. The rack answers when the snapshot is ready
+// (docs/reference/rack.md §6).
+func (c *Client) CreateSnapshot(ctx context.Context, name, description, backingID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),
-		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},
+		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(backingID)},
 	})
 	if err != nil {
-		return Snapshot{}, c.translate(ctx, err, "create snapshot %q of disk %s in project %q", name, diskID, c.project)
+		return Snapshot{}, c.translate(ctx, err, "create snapshot %q of disk %s in project %q", name, backingID, c.project)
 	}
 	snapshot, err := c.checkSnapshot(
 		snapshotFrom(created), identity{name: name, projectID: c.knownProjectID()}, "create snapshot %q", name)
-	if err == nil && snapshot.DiskID != diskID {
-		err = fmt.Errorf("rack %q: create snapshot %q: %w: its disk is %.40q", c.name, name, errAnswer, snapshot.DiskID)
+	if err == nil && snapshot.BackingID != backingID {
+		err = fmt.Errorf("rack %q: create snapshot %q: %w: its disk is %.40q", c.name, name, errAnswer, snapshot.BackingID)
 	}
 	return snapshot, err
 }

@@ -95,6 +95,10 @@ type Options struct {
 	HaltTimeout time.Duration
 	// Detacher keeps the deferred detaches. Nil means one without a grace period.
 	Detacher *detach.Detacher
+	// Yield is called for an attached disk, with all records of the rack, which were read after it was attached: before its
+	// instance starts, and before its volume counts as published. [rack.ErrRefused] means that the disk is being replaced and
+	// was detached again, [rack.ErrNotStopped] that it could not be detached. It may be nil.
+	Yield func(ctx context.Context, disk rack.Disk, records []rack.Record) error
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)

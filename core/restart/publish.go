@@ -100,6 +100,12 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
 		return rack.Disk{}, e.requestAfterRestart(disk, r)
 	}
+	if e.opts.Yield != nil {
+		// Before the deferred detach ends: if the disk is being replaced and cannot be detached now, a restart detaches it.
+		if err := e.opts.Yield(ctx, disk, records.all); err != nil {
+			return rack.Disk{}, err
+		}
+	}
 	if d, deferred := records.deferred.Active(disk.ID); deferred {
 		if err := e.opts.Detacher.End(ctx, d); err != nil {
 			return rack.Disk{}, err

@@ -66,7 +66,9 @@ type recordSet struct {
 	restarts []restartRecord
 	// superseded are the records of restarts for which there is a higher epoch.
 	superseded []restartRecord
-	deferred   detach.Set
+	// all are the records as the rack lists them.
+	all      []rack.Record
+	deferred detach.Set
 }
 
 // handOver marks the record for a takeover. frees is a disk to free, or "". It takes the space of two disks in the
@@ -137,7 +139,7 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	if err != nil {
 		return recordSet{}, err
 	}
-	b := recordSet{deferred: detach.Parse(records, e.opts.Cluster)}
+	b := recordSet{all: records, deferred: detach.Parse(records, e.opts.Cluster)}
 	for _, record := range records {
 		if r, ok := parseRestart(record, e.opts.Cluster); ok {
 			b.restarts = append(b.restarts, r)

@@ -494,7 +494,8 @@ func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rac
 }
 
 // apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
-// all deferred ones if their slots are needed. Then it attaches the requested disks. Calls that the rack does not
+// all deferred ones if their slots are needed. Then it attaches the requested disks. Of all disks it detaches those that
+// are being replaced. Calls that the rack does not
 // answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the others.
 func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err error) {
 	id := h.record.Instance
@@ -549,6 +550,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 			failed = errors.Join(failed, err)
 		}
 	}
+	failed = errors.Join(failed, e.yield(ctx, id))
 	return failed == nil || e.stageLasted(timerApply, h, applyTimeout), failed
 }
 
@@ -624,6 +626,36 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 	e.setBlocked(diskID, attachedAskAgain)
 	e.notifyWaiters()
 	return nil
+}
+
+// yield is [Options.Yield] for all disks of a stopped instance. The publish that attached one of them may have ended before
+// it looked at the records. After the start of the instance, the disk could not be detached any more.
+func (e *Engine) yield(ctx context.Context, instance string) (failed error) {
+	if e.opts.Yield == nil {
+		return nil
+	}
+	disks, err := e.rack.InstanceDisks(ctx, instance)
+	if err != nil {
+		return err
+	}
+	records, err := e.rack.Records(ctx)
+	if err != nil {
+		return err
+	}
+	for _, disk := range disks {
+		switch err := e.opts.Yield(ctx, disk, records); {
+		case err == nil:
+		case errors.Is(err, rack.ErrNotStopped):
+			return nil // it was started in the meantime: a deferred detach waits for the next restart
+		case errors.Is(err, rack.ErrRefused):
+			e.opts.Log.Warn(
+				"detached a disk that is being replaced", "disk_id", disk.ID, "instance_id", instance, "error", err.Error())
+			e.recordAttachFailure(disk.ID, "the disk was being replaced by a larger one")
+		default:
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
 }
 
 // attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the disk was attached to another

@@ -77,7 +77,8 @@ const (
 	KeyDiskName = "diskName"
 	// KeyDiskID is the disk's UUID, equal to the volume ID. Publish context.
 	KeyDiskID = "diskID"
-	// KeySizeBytes is the disk's exact size in bytes, decimal. In both contexts.
+	// KeySizeBytes is the disk's size in bytes, decimal. In the volume context it is the size at creation, in the publish
+	// context the size now. The node takes both for the least size: a volume can be expanded.
 	KeySizeBytes = "sizeBytes"
 	// KeyBlockSize is the disk's logical block size in bytes, decimal. In both contexts.
 	KeyBlockSize = "blockSize"

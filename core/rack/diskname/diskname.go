@@ -25,6 +25,7 @@ const (
 	diskPrefix      = "csi-"
 	snapshotPrefix  = "csi-snap-"
 	temporaryPrefix = "csi-tmp-"
+	expansionPrefix = "csi-grow-"
 	// hashLetters is what fits into SerialBytes, so that the serial is the whole name.
 	hashLetters = SerialBytes - len(diskPrefix)
 	// A guest never sees the name of a snapshot, so the name can contain more of the hash.
@@ -82,6 +83,12 @@ func ForCluster(cluster string) string {
 func IsTemporary(snapshotName string) bool {
 	return strings.HasPrefix(snapshotName, temporaryPrefix)
 }
+
+// ForExpansion returns the name of the snapshot through which a volume grows. The attempt is a UUID.
+func ForExpansion(attempt string) string { return expansionPrefix + attempt }
+
+// IsExpansion reports whether a snapshot's name has the form of [ForExpansion].
+func IsExpansion(snapshotName string) bool { return strings.HasPrefix(snapshotName, expansionPrefix) }
 
 // maxNameBytes is the length of the longest name on a rack.
 const maxNameBytes = 63
