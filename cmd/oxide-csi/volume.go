@@ -29,7 +29,7 @@ import (
 // The commands volume and snapshot are in these files:
 //
 //   - volume.go: the parts that both commands use
-//   - volume_rack.go: volumes on the rack: create, list, show, delete
+//   - volume_rack.go: volumes on the rack: create, expand, list, show, delete
 //   - volume_adopt.go: volumes of a cluster that is gone; registrations.go: what an orchestrator needs for them
 //   - volume_restart.go: the output about planned restarts
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
@@ -37,8 +37,8 @@ import (
 //   - client: the calls to the plugin
 
 const volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
-(mode controller or all) creates, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
-mounts and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
+(mode controller or all) creates, expands, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
+mounts and unmounts. The CSI calls are: expand, ControllerExpandVolume; attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
 NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
 
 Every command can be repeated, after success and after failure. A command stores nothing. It ends when the plugin has
@@ -82,6 +82,7 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		StringVar(&b.stagingDir, "staging-dir", "", "folder for the staging paths of mounted volumes; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
 	cmd.AddCommand(
 		b.createVolume(),
+		b.expandVolume(),
 		b.listVolumes(),
 		b.showVolume(),
 		b.attach(),
@@ -90,23 +91,8 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		b.detach(),
 		b.deleteVolume(),
 		b.adopt(),
-		noExpand(),
 	)
 	return cmd
-}
-
-// noExpand answers for a command that people look for and that cannot exist.
-func noExpand() *cobra.Command {
-	return &cobra.Command{
-		Use:                "expand",
-		Aliases:            []string{"resize", "grow", "extend"},
-		Hidden:             true,
-		DisableFlagParsing: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usage("%q is not a command: a rack cannot change the size of a disk: make a larger copy with "+
-				"oxide-csi volume create NAME --from-volume=VOLUME --size=SIZE", cmd.CalledAs())
-		},
-	}
 }
 
 // group is a command that only has subcommands.

@@ -72,6 +72,35 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	return b.withDryRun(cmd)
 }
 
+func (b *storageCommands) expandVolume() *cobra.Command {
+	var size config.SizeFlag
+	cmd := &cobra.Command{
+		Use:     "expand VOLUME",
+		Aliases: []string{"resize", "grow", "extend"},
+		Short:   "Make a volume larger that is not attached",
+		Long: `expand makes a volume larger and prints its size. The volume keeps its ID, and its filesystem grows when it is mounted the
+next time. A volume that is as large already stays as it is, and no volume becomes smaller.
+
+A rack cannot change the size of a disk. expand makes a snapshot of the disk, deletes the disk, and makes a larger one of the
+snapshot. So detach the volume first, and have quota for the larger disk and the snapshot. If expand is interrupted, repeat
+it, or attach the volume: the data are on the snapshot, which nobody may delete.`,
+		Example:           `  oxide-csi volume expand postgres --size=40GiB`,
+		Args:              exactly("VOLUME"),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
+	}
+	cmd.Flags().Var(&size, "size", "the new size with a unit, such as 40GiB or 40G; rounded up to whole GiB. Required")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if size == 0 {
+			return config.Problems{{Flag: "--size", What: "is required"}}
+		}
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Expanded, error) {
+			return plugin.ExpandVolume(ctx, args[0], int64(size))
+		},
+			func(w io.Writer, v client.Expanded) { line(w, "volume "+v.ID+" has "+sizeText(v.SizeBytes)) })
+	}
+	return b.withDryRun(cmd)
+}
+
 // checkCreateFlags rejects what the plugin would reject too, with the names of flags.
 func checkCreateFlags(opts client.CreateVolumeOptions) error {
 	if err := checkName("volume", opts.Name); err != nil {

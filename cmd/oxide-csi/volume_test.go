@@ -530,12 +530,57 @@ func TestUnreachablePlugin(t *testing.T) {
 	}
 }
 
+// A volume keeps its data and its ID when it grows, and its filesystem grows with the next mount.
+func TestVolumeExpand(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	id, target := h.ok(t, "volume", "create", "postgres", "--size=1GiB"), filepath.Join(h.dir, "data")
+	sizes := make([]uint64, 0, 3)
+	for gib := 1; gib <= 3; gib++ {
+		if got := h.ok(
+			t,
+			"volume",
+			"expand",
+			"postgres",
+			fmt.Sprintf("--size=%dGiB", gib),
+		); got != fmt.Sprintf(
+			"volume %s has %dGiB",
+			id,
+			gib,
+		) {
+			t.Errorf("expand printed %q", got)
+		}
+		h.ok(t, "volume", "attach", id)
+		h.ok(t, "volume", "mount", id, target)
+		file := filepath.Join(target, "file")
+		if text, err := os.ReadFile(file); gib > 1 && (err != nil || string(text) != "precious") {
+			t.Errorf("the file has %q: %v", text, err)
+		}
+		must(t, os.WriteFile(file, []byte("precious"), 0o600))
+		var stat unix.Statfs_t
+		must(t, unix.Statfs(target, &stat))
+		sizes = append(sizes, stat.Blocks*uint64(stat.Bsize)>>20)
+		h.fails(t, 5, "volume", "expand", id, "--size=9GiB")
+		h.ok(t, "volume", "unmount", id, target)
+		h.ok(t, "volume", "detach", id)
+	}
+	if sizes[0] > 1024 || sizes[1] < 1500 || sizes[2] < 2500 {
+		t.Errorf("the filesystem had %v MiB", sizes)
+	}
+	h.ok(t, "volume", "delete", id)
+	left, err := h.sim.Leftovers(t.Context())
+	if err != nil || left.Disks != 0 || left.Snapshots != 0 {
+		t.Errorf("left: %+v, %v", left, err)
+	}
+}
+
 // changingCommands are all commands that change something, in an order in which a dry run can check each of them.
 func changingCommands(id, snapshot, target string) [][]string {
 	return [][]string{
 		{"volume", "create", "new", "--size=1GiB"},
 		{"volume", "create", "new", "--from-volume=" + id},
 		{"volume", "create", "new", "--from-snapshot=" + snapshot},
+		{"volume", "expand", id, "--size=2GiB"},
 		{"volume", "attach", id},
 		{"volume", "mount", id, target},
 		{"volume", "unmount", id, target},
@@ -590,6 +635,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string][]string{
 		"volume create":   {"CreateVolume", "CreateVolume", "CreateVolume"},
+		"volume expand":   {"ControllerExpandVolume"},
 		"volume attach":   {"ControllerPublishVolume"},
 		"volume mount":    {"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"},
 		"volume unmount":  {"NodeUnpublishVolume", "NodeUnstageVolume"},
@@ -639,7 +685,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		message string
 	}{
 		{"unknown command", []string{"volume", "fly", id}, 2, `"fly" is not a command: see oxide-csi volume --help`},
-		{"a command that cannot exist", []string{"volume", "resize", id, "--size=2GiB"}, 2, `"resize" is not a command: a rack cannot change the size of a disk: make a larger copy`},
+		{"another word for expand, without a size", []string{"volume", "resize", id}, 2, "--size: is required"},
 		{"another tool's word", []string{"volume", "ls"}, 2, `"ls" is not a command: did you mean oxide-csi volume list?`},
 		{"another tool's word for a snapshot", []string{"snapshot", "rm", id}, 2, `"rm" is not a command: did you mean oxide-csi snapshot delete?`},
 		{"a misspelt command", []string{"volum"}, 2, `"volum" is not a command: did you mean oxide-csi volume?`},
@@ -964,7 +1010,7 @@ func commandPage(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(written + begin)
 	for _, command := range []string{
-		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
+		"volume", "volume create", "volume expand", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
 		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
 		"doctor", "explain", "orphans", "support-bundle",
 	} {

@@ -368,6 +368,34 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 	return Deleted{ID: id}, c.forget(id)
 }
 
+// Expanded is a volume after it was made larger.
+type Expanded struct {
+	ID        string `json:"volumeID"`
+	SizeBytes int64  `json:"sizeBytes"`
+}
+
+// ExpandVolume makes a volume larger that is attached to no node. sizeBytes is its least size afterwards.
+func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64) (Expanded, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Expanded{}, err
+	}
+	if c.opts.DryRun {
+		got, err := c.getVolume(ctx, id)
+		if err != nil {
+			return Expanded{}, err
+		}
+		for _, node := range got.GetStatus().GetPublishedNodeIds() {
+			return Expanded{}, failed(
+				codes.FailedPrecondition, "volume %s is attached to node %s and is not expanded: detach the volume first", id, node)
+		}
+	}
+	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: sizeBytes},
+	})
+	return Expanded{ID: id, SizeBytes: expanded.GetCapacityBytes()}, err
+}
+
 // Attachment is a volume attached to a node, with all values that the node needs.
 type Attachment struct {
 	VolumeID       string            `json:"volumeID"`

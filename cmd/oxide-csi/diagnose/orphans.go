@@ -34,6 +34,8 @@ const (
 	KindDisk      Kind = "disk"
 	KindSnapshot  Kind = "snapshot"
 	KindTemporary Kind = "temporary snapshot"
+	// KindExpansion is the snapshot of an expansion. Its ID is that of the volume, which is deleted with it.
+	KindExpansion Kind = "expansion snapshot"
 	KindRecord    Kind = "record"
 )
 
@@ -173,6 +175,13 @@ func compare(all []contents, cluster string, inventory metadata.Inventory, now t
 		}
 		for _, snapshot := range c.snapshots {
 			onRacks[snapshot.ID] = true
+			if snapshot.Expansion() {
+				if o, orphan := expansionOrphan(c.rack, snapshot, cluster, volumes); orphan && !onRacks[o.ID] {
+					found.Orphans = append(found.Orphans, o)
+				}
+				onRacks[snapshot.DiskID] = true // the volume's disk may be missing until its expansion is finished
+				continue
+			}
 			ours := ownedBy(snapshot.Description, owners[snapshot.DiskID]) == cluster
 			if ours && !snapshots.has(snapshot.ID, snapshot.Name) && (snapshot.Temporary() || !inventory.SnapshotsUnknown) {
 				found.Orphans = append(found.Orphans, snapshotOrphan(c.rack, snapshot, cluster))
@@ -186,7 +195,7 @@ func compare(all []contents, cluster string, inventory metadata.Inventory, now t
 			o.Keep = "it is younger than a day"
 		}
 		// A wrong kubeconfig or address would make every disk of the cluster an orphan.
-		if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot) {
+		if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot || o.Kind == KindExpansion) {
 			o.Keep = "the orchestrator knows no disk of this rack at all: it may be another cluster's"
 		}
 	}
@@ -255,12 +264,36 @@ func snapshotOrphan(client *rack.Client, snapshot rack.Snapshot, cluster string)
 	return o
 }
 
+// expansionOrphan is the snapshot of an expansion of a volume that the orchestrator does not know.
+func expansionOrphan(
+	client *rack.Client, snapshot rack.Snapshot, cluster string, volumes known,
+) (o Orphan, orphan bool) {
+	described, _ := rack.ParseDescription(snapshot.Description)
+	name, claim := rack.FullNames(diskname.Volume, snapshot.Description)
+	if described.Cluster != cluster || volumes.has(snapshot.DiskID, diskname.ForVolume(cluster, name)) {
+		return Orphan{}, false
+	}
+	o = Orphan{
+		Kind: KindExpansion, ID: snapshot.DiskID, Rack: client.Name(), RackName: snapshot.Name, Name: name, Claim: claim,
+		SizeBytes: snapshot.SizeBytes, Created: snapshot.Created,
+	}
+	if name == "" {
+		o.Keep = "it is not certain which volume it belongs to: its description has no name"
+	}
+	return o, true
+}
+
 // recordOrphans are records of adoptions and of deferred detaches whose disk is gone. The records of restarts belong to
 // the controllers, which end what another controller began.
 func recordOrphans(c contents, cluster string) (orphans []Orphan) {
 	exists := map[string]bool{}
 	for _, disk := range c.disks {
 		exists[disk.ID] = true
+	}
+	for _, snapshot := range c.snapshots {
+		if snapshot.Expansion() {
+			exists[snapshot.DiskID] = true
+		}
 	}
 	for _, record := range c.records {
 		disk := cmp.Or(controller.AdoptedBy(record, cluster), detach.RecordedDisk(record, cluster))
@@ -320,7 +353,7 @@ func (c Cleaner) Delete(ctx context.Context, ids []string) (deleted []Orphan, er
 func (c Cleaner) deleteOne(ctx context.Context, orphan Orphan) (err error) {
 	client := c.Racks[slices.IndexFunc(c.Racks, func(r *rack.Client) bool { return r.Name() == orphan.Rack })]
 	switch orphan.Kind {
-	case KindDisk:
+	case KindDisk, KindExpansion:
 		_, err = c.Service.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: orphan.ID})
 		return err
 	case KindSnapshot:
