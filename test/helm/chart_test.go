@@ -565,8 +565,8 @@ func TestConfined(t *testing.T) {
 			}
 		}
 	}
-	if found != 7 {
-		t.Errorf("%d containers, want 7", found)
+	if found != 8 {
+		t.Errorf("%d containers, want 8", found)
 	}
 }
 
@@ -625,6 +625,8 @@ var open = []string{
 	"sidecars.provisioner.resources.requests",
 	"sidecars.attacher.resources.limits",
 	"sidecars.attacher.resources.requests",
+	"sidecars.resizer.resources.limits",
+	"sidecars.resizer.resources.requests",
 	"sidecars.snapshotter.resources.limits",
 	"sidecars.snapshotter.resources.requests",
 	"sidecars.registrar.resources.limits",

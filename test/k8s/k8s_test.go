@@ -44,6 +44,7 @@ func TestKubernetes(t *testing.T) {
 		{"xfs and btrfs", c.filesystems},
 		{"raw block", c.block},
 		{"snapshot, restore to a larger volume, clone", c.snapshots},
+		{"a claim grows", c.grown},
 		{"a disk created by an operator", c.existing},
 		{"no more volumes than the node's limit", c.limit},
 		{"the plugin is killed during a volume's life", c.killed},
@@ -307,6 +308,39 @@ func (c *cluster) block(t *testing.T) {
 		t.Errorf("the second pod reads %q", got)
 	}
 	c.gone(t, "pod/reads", "pvc/block")
+}
+
+// A claim grows when its pod is gone. As long as the pod runs, an event of the claim says why it does not grow.
+func (c *cluster) grown(t *testing.T) {
+	c.apply(t, claim{name: "grown"}.String()+pod{name: "grown", claim: "grown"}.String())
+	c.running(t, "grown")
+	c.sh(t, "grown", "echo kept >/data/file; sync")
+	volume := c.get(t, ".spec.volumeName", "pvc", "grown")
+	id := c.get(t, ".spec.csi.volumeHandle", "pv", volume)
+	c.kubectl(t, "patch", "pvc", "grown", "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
+	eventually(t, "an event says that the volume is in use", func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=grown,type=Warning"),
+			"is not replaced by a larger one")
+	})
+	c.gone(t, "pod", "grown")
+	eventually(t, "the claim has grown", func() bool {
+		return c.get(t, ".status.capacity.storage", "pvc", "grown") == "3Gi"
+	})
+	c.apply(t, pod{name: "grown", claim: "grown"}.String())
+	c.running(t, "grown")
+	if got := c.sh(t, "grown", "/busybox cat /data/file"); got != "kept" {
+		t.Errorf("the file has %q", got)
+	}
+	blocks, err := strconv.Atoi(c.sh(t, "grown", "/busybox df -kP /data | /busybox awk 'NR==2{print $2}'"))
+	must(t, err)
+	if blocks < 5<<19 {
+		t.Errorf("the filesystem has %d KiB", blocks)
+	}
+	if now := c.get(t, ".spec.csi.volumeHandle", "pv", volume); now != id {
+		t.Errorf("the volume ID was %s and is %s", id, now)
+	}
+	c.gone(t, "pod/grown", "pvc/grown")
 }
 
 func (c *cluster) snapshots(t *testing.T) {

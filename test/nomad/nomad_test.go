@@ -288,7 +288,7 @@ func (c *cluster) refused(t *testing.T, operator cli) {
 	}{
 		// Nomad calls the plugin before it checks its own claims.
 		{"delete it", operator, []string{"volume", "delete", "data"}, "is attached to instance " + c.sim.Instance("node-a").ID},
-		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "expand is not implemented by this controller plugin"},
+		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "is not replaced by a larger one"},
 		{"more than one node", operator, []string{"volume", "create", c.filled(t, create, append(other, "single-node-writer", "multi-node-multi-writer")...)}, "use a single-node mode"},
 		{"another rack", operator, []string{"volume", "create", c.filled(t, create, append(other, `= "default"
       }`, `= "nowhere"
