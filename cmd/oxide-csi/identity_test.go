@@ -7,6 +7,7 @@ package main_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -89,10 +90,20 @@ func TestNodeNeedsNoIdentitySettings(t *testing.T) {
 	}
 }
 
+// addressForLater returns a loopback address that no process listens on for a while. Its IP address is random: a process
+// that meanwhile takes a free port of 127.0.0.1 does not get this one.
+func addressForLater(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(255), 1+rand.N(254)))
+	must(t, err)
+	must(t, listener.Close())
+	return listener.Addr().String()
+}
+
 // A node that gets its rack from a Nomad agent waits while the agent is down. It becomes ready when the agent answers.
 func TestNodeWaitsForItsRack(t *testing.T) {
 	t.Parallel()
-	dir, addr, nomad := shortDir(t), freePort(t), freePort(t)
+	dir, addr, nomad := shortDir(t), freePort(t), addressForLater(t)
 	opts := simtest.PluginOptions{Mode: "node", Dir: dir, Args: []string{
 		"--metadata=auto", "--instance-id=", "--sys-root=" + instanceSys(t, instanceID), "--http-endpoint=" + addr,
 	}, Env: append(baseEnv(), "NOMAD_TOKEN="+canary, "NOMAD_ADDR=http://"+nomad)}

@@ -93,7 +93,7 @@ needs root and cryptsetup, but no passphrase. The volume may be in use.
 Without its header, the data of a volume is lost, whoever knows the passphrase. Keep the file as safe as the passphrase:
 with the file, a passphrase that was valid at the time of the copy opens the disk for ever. Repeat the copy after a change
 of the passphrase. To restore a header: cryptsetup luksHeaderRestore.`,
-		Example:           `  oxide-csi volume header-backup "$id" /root/postgres.header`,
+		Example:           `  oxide-csi volume header-backup "$id" postgres.header`,
 		Args:              exactly("VOLUME", "FILE"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}

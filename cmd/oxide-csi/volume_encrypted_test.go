@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // TestEncryptedVolume goes as far as a kernel without device-mapper does: mount makes the header and cannot open it, or
@@ -47,6 +50,18 @@ func TestEncryptedVolume(t *testing.T) {
 	mounted := h.run(t, "volume", "mount", id, target, "--passphrase-file="+key)
 	if mounted.code == 0 || strings.Contains(mounted.stdout+mounted.stderr, "canary-passphrase") {
 		t.Fatalf("mount: %+v", mounted)
+	}
+	must(t, os.WriteFile(key+".wrong", []byte("wrong"), 0o600))
+	must(t, os.WriteFile(key+".other", []byte("wrong too"), 0o600))
+	for reason, said := range map[string]string{
+		"PassphraseMissing": h.fails(t, 5, "volume", "mount", id, target),
+		"WrongPassphrase": h.fails(t, 5, "volume", "mount", id, target,
+			"--passphrase-file="+key+".wrong", "--previous-passphrase-file="+key+".other"),
+	} {
+		facts := diagnose.Facts{Trace: metadata.Trace{Messages: []metadata.TraceMessage{{Text: said}}}}
+		if got := diagnose.Verdict(facts).Reason; got != reason {
+			t.Errorf("the verdict on %q is %s, want %s", said, got, reason)
+		}
 	}
 	if said := h.fails(t, 5, "volume", "header-backup", id, backup); !strings.Contains(said, "was never used") {
 		t.Errorf("a backup of a header that says that nothing was written: %s", said)

@@ -101,10 +101,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		case err == nil:
 			return c.awaitAttached(ctx, attached, instanceID)
 		case errors.Is(err, restart.ErrElsewhere):
-			if disk, err = c.rack.Disk(ctx, disk.ID); err == nil {
-				err = c.checkAttachable(ctx, disk)
-			}
-			if err != nil {
+			if disk, err = c.attachableNow(ctx, disk.ID); err != nil {
 				return rack.Disk{}, err
 			}
 			continue // it was detached there since
@@ -182,6 +179,15 @@ func (c rackController) reportWait(ctx context.Context, disk rack.Disk, why stri
 	}
 }
 
+// attachableNow reads a disk again. It returns an error if the disk cannot be attached.
+func (c rackController) attachableNow(ctx context.Context, id string) (rack.Disk, error) {
+	disk, err := c.rack.Disk(ctx, id)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	return disk, c.checkAttachable(ctx, disk)
+}
+
 // checkAndPublish checks the serials of the instance's disks, and has the engine attach the disk or plan a restart. An
 // error of the checks is rejected.
 func (c rackController) checkAndPublish(
@@ -228,13 +234,17 @@ func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (r
 	return c.waitForDisk(ctx, now)
 }
 
-// detachIfDeferred carries out a deferred detach without a time, if the instance is stopped. It returns the disk as it is
-// afterwards. If the volume was published again meanwhile, the detacher sees that.
+// detachIfDeferred carries out a deferred detach that has no grace period, if the instance is stopped. It returns the disk
+// as it is afterwards. If the volume was published again meanwhile, the detacher sees that.
 func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	if c.detacher.Timed() {
+		return disk, nil // DetachLater does it
+	}
 	deferred, err := c.deferredDetaches(ctx)
 	if err != nil || deferred[disk.ID] != disk.InstanceID {
 		return disk, err
 	}
+	c.engine.CancelAttachRequest(disk.ID, disk.InstanceID)
 	err = c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
 	switch {
 	case errors.Is(err, rack.ErrNotStopped),

@@ -11,9 +11,14 @@
 // filesystem does. So a header shows whose it is before anybody enters a passphrase. The header has one key slot for each
 // passphrase. A slot holds the volume key, encrypted with a key that argon2id derives from the passphrase.
 //
-// A fresh mapping shows noise, so nobody can prove that it is blank. Instead the header says so: luksFormat sets the
-// label "unformatted" ([device.LabelUnformatted]). mkfs runs inside only while the header has it. The label is removed
-// after the filesystem was verified, or before a workload gets the mapping as raw block. It is never set again.
+// A fresh mapping shows noise. So reading the mapping cannot prove that it is blank. Two other things prove it together:
+//
+//   - luksFormat sets the label "unformatted" ([device.LabelUnformatted]) in the header. The label is removed after the
+//     filesystem was verified, or before a workload gets the mapping as raw block. It is never set again.
+//   - The disk below is still zero where data would be ([device.CheckNeverWritten]). Somebody may have put back an old
+//     header, with the label.
+//
+// mkfs runs inside only with both, or to repeat an mkfs that was interrupted.
 //
 // The states of an encrypted disk, and what a process that was killed leaves:
 //

@@ -353,8 +353,8 @@ func (t Tool) addKey(ctx context.Context, dev device.Device, passphrase, previou
 	return t.Check(ctx, dev, passphrase)
 }
 
-// BackUpHeader copies the header and its key slots to a new file. It needs no passphrase. Whoever has the copy and a
-// passphrase that was valid then can read the disk.
+// BackUpHeader copies the header and its key slots to a new file. It needs no passphrase. The copy keeps the passphrases of
+// its time valid: with it they open the disk, also after they were changed.
 func BackUpHeader(ctx context.Context, path, file string) error {
 	if _, err := os.Lstat(file); err == nil {
 		return fmt.Errorf("%w: %s exists: choose another file", ErrCryptsetup, file)

@@ -94,17 +94,8 @@ func (n *Service) unlock(
 			rpc.SecretPassphrase,
 		)
 	}
-	if mapping != nil && len(mount.CopiesOf(dev.Number)) == 0 {
-		// A plugin that was killed has left it. It is opened anew, with the options of this request.
-		if err := n.closeMapping(ctx, *mapping, false); err != nil {
-			return volume, fmt.Errorf("volume %s: its disk is open from an earlier stage: %w", volume.id, err)
-		}
-		mapping = nil
-	}
-	if mapping == nil {
-		if err := n.checkFree(volume, dev, table); err != nil {
-			return volume, err
-		}
+	if mapping, err = n.closeLeft(ctx, volume, dev, table, mapping); err != nil {
+		return volume, err
 	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
 		return volume, err
@@ -127,16 +118,29 @@ func (n *Service) unlock(
 	if err := n.open(ctx, &volume, dev, secrets, discard); err != nil {
 		return volume, err
 	}
-	n.log.Debug(
-		"opened the encrypted disk",
-		"volume_id",
-		volume.id.String(),
-		"device",
-		dev.String(),
-		"open",
-		time.Since(start),
-	)
+	n.log.Debug("opened the encrypted disk",
+		"volume_id", volume.id.String(), "device", dev.String(), "open", time.Since(start))
 	return volume, nil
+}
+
+// closeLeft closes a mapping that a killed plugin has left, so that it is opened with the options of this request. It
+// returns the mapping only if read-only copies of a mount still use it. Otherwise nothing may use the disk.
+func (n *Service) closeLeft(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+	table mount.Table,
+	left *device.Mapping,
+) (*device.Mapping, error) {
+	if left != nil && len(mount.CopiesOf(dev.Number)) > 0 {
+		return left, nil
+	}
+	if left != nil {
+		if err := n.closeMapping(ctx, *left, false); err != nil {
+			return nil, fmt.Errorf("volume %s: its disk is open from an earlier stage: %w", volume.id, err)
+		}
+	}
+	return nil, n.checkFree(volume, dev, table)
 }
 
 // ownMapping returns the volume's open mapping on its disk, or nil. It closes the others: one that a killed cryptsetup
@@ -288,26 +292,13 @@ func (n *Service) ensureHeader(
 		)
 	}
 	header, err := n.luks.ReadHeader(ctx, dev)
+	if err == nil {
+		err = volume.checkHeader(dev, header)
+	}
 	if err != nil {
 		return luks.Header{}, err
 	}
-	switch own := header.UUID == made.String(); {
-	case !volume.acceptsHeader(header.UUID):
-		return luks.Header{}, rpc.FailedPrecondition(
-			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
-				"find out which disk was copied; to use it anyway, set %s: \"false\" in the volume's context",
-			volume.id,
-			dev,
-			header.UUID,
-			rpc.KeyVerifyFilesystem,
-		)
-	case volume.ownFilesystem && !own:
-		return luks.Header{}, rpc.FailedPrecondition(
-			"volume %s: the LUKS header on %s does not show that the disk is this volume's: wait for the controller, which knows",
-			volume.id,
-			dev,
-		)
-	case own && header.Unformatted():
+	if header.UUID == made.String() && header.Unformatted() {
 		// cryptsetup may just have repaired the first copy of the header, on which the look above relies.
 		interrupted, err := n.formatter.InterruptedFormat(volume.id, made, dev, content)
 		if err != nil {
@@ -318,6 +309,28 @@ func (n *Service) ensureHeader(
 		}
 	}
 	return header, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
+}
+
+// checkHeader rejects a header that is not known to be that of the volume's disk.
+func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
+	switch {
+	case !v.acceptsHeader(header.UUID):
+		return rpc.FailedPrecondition(
+			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
+				"find out which disk was copied; to use it anyway, set %s: \"false\" in the volume's context",
+			v.id,
+			dev,
+			header.UUID,
+			rpc.KeyVerifyFilesystem,
+		)
+	case v.ownFilesystem && header.UUID != luks.HeaderUUID(v.id).String():
+		return rpc.FailedPrecondition(
+			"volume %s: the LUKS header on %s does not show that the disk is this volume's: wait for the controller, which knows",
+			v.id,
+			dev,
+		)
+	}
+	return nil
 }
 
 // encrypt makes a LUKS header on a blank disk.

@@ -20,9 +20,9 @@ import (
 // descriptions has less than 1 MiB.
 const maxAnswer = 8 << 20
 
-// boundedAnswers reads answers to their end, so that one of which a part is lost counts as lost. It limits their size, so
-// that a broken server cannot use up the memory. It also rejects the success of a deletion that no rack would answer: a
-// deletion has no body that could be compared with what was asked.
+// boundedAnswers reads each answer to its end. An answer that was cut off is an error, as no answer is. It limits the size
+// of answers, so that a broken server cannot use up the memory. It also rejects the success of a deletion that no rack
+// would answer: a deletion has no body that could be compared with what was asked.
 type boundedAnswers struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = boundedAnswers{}

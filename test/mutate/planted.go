@@ -855,7 +855,7 @@ var planted = []bug{
 	{
 		name:     "controller: a disk that was attached elsewhere meanwhile is published",
 		file:     "core/controller/planned.go",
-		original: "\t\t\tif disk, err = c.rack.Disk(ctx, disk.ID); err == nil {\n\t\t\t\terr = c.checkAttachable(ctx, disk)\n\t\t\t}\n\t\t\tif err != nil {\n\t\t\t\treturn rack.Disk{}, err\n\t\t\t}\n\t\t\tcontinue // it was detached there since\n",
+		original: "\t\t\tif disk, err = c.attachableNow(ctx, disk.ID); err != nil {\n\t\t\t\treturn rack.Disk{}, err\n\t\t\t}\n\t\t\tcontinue // it was detached there since\n",
 		planted:  "\t\t\treturn rack.Disk{}, c.checkAttachable(ctx, disk)\n",
 		pkg:      "core/controller",
 		test:     "TestPlannedDiskAttachedElsewhereMeanwhile",
@@ -1809,8 +1809,8 @@ var planted = []bug{
 	{
 		name:     "node: another volume's header is used",
 		file:     "core/node/encrypt.go",
-		original: "\tcase !volume.acceptsHeader(header.UUID):",
-		planted:  "\tcase !volume.acceptsHeader(header.UUID) && false:",
+		original: "\tcase !v.acceptsHeader(header.UUID):",
+		planted:  "\tcase !v.acceptsHeader(header.UUID) && false:",
 		pkg:      "core/node",
 		test:     "TestNodeEncryptionRefuses",
 	},

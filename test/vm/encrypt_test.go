@@ -255,6 +255,17 @@ func testMappingInUse(t *testing.T, p *plugin) {
 	p.checkClosed(t, v)
 }
 
+// keepCopies starts an agent that keeps copies of all mounts in a namespace of its own. The returned function ends it.
+func (m *machine) keepCopies(t *testing.T) (end func()) {
+	t.Helper()
+	m.sh(
+		t,
+		"unshare -m sh -c 'mount --make-rprivate / 2>/dev/null; echo $$ >/run/agent; exec sleep 600' >/dev/null 2>&1 & "+
+			"while ! [ -s /run/agent ]; do :; done",
+	)
+	return func() { m.sh(t, "kill $(cat /run/agent); rm /run/agent") }
+}
+
 // testMappingCopied: an agent keeps a copy of the mount in a namespace of its own. The volume is unstaged when no program
 // can write any more, and the mapping goes with the copy.
 func testMappingCopied(t *testing.T, p *plugin) {
@@ -262,11 +273,7 @@ func testMappingCopied(t *testing.T, p *plugin) {
 	v := p.plugEncrypted(t, "ext4")
 	p.stageAndPublish(t, v)
 	data := p.write(t, v)
-	m.sh(
-		t,
-		"unshare -m sh -c 'mount --make-rprivate / 2>/dev/null; echo $$ >/run/agent; exec sleep 600' >/dev/null 2>&1 & "+
-			"while ! [ -s /run/agent ]; do :; done",
-	)
+	end := m.keepCopies(t)
 	succeed(t, p.unpublish(t, v))
 	succeed(t, p.unstage(t, v))
 	p.stageAndPublish(t, v)
@@ -274,7 +281,7 @@ func testMappingCopied(t *testing.T, p *plugin) {
 	data = p.write(t, v)
 	succeed(t, p.unpublish(t, v))
 	succeed(t, p.unstage(t, v))
-	m.sh(t, "kill $(cat /run/agent); rm /run/agent")
+	end()
 	m.await(t, time.Minute, "the mapping to close", func() bool { return m.mapping(t, v) == "" })
 	p.stageAndPublish(t, v)
 	p.check(t, v, data)
@@ -453,11 +460,7 @@ func testMappingOfRemovedDisk(t *testing.T, p *plugin) {
 	v := p.plugEncrypted(t, "ext4")
 	p.stageAndPublish(t, v)
 	data := p.write(t, v)
-	m.sh(
-		t,
-		"unshare -m sh -c 'mount --make-rprivate / 2>/dev/null; echo $$ >/run/agent; exec sleep 600' >/dev/null 2>&1 & "+
-			"while ! [ -s /run/agent ]; do :; done",
-	)
+	end := m.keepCopies(t)
 	succeed(t, p.unpublish(t, v))
 	succeed(t, p.unstage(t, v))
 	m.unplug(t, firstFree)
@@ -465,7 +468,7 @@ func testMappingOfRemovedDisk(t *testing.T, p *plugin) {
 	p.stageAndPublish(t, v)
 	p.check(t, v, data)
 	p.unpublishAndUnstage(t, v)
-	m.sh(t, "kill $(cat /run/agent); rm /run/agent")
+	end()
 	m.await(t, time.Minute, "the old mapping to close", func() bool {
 		return strings.TrimSpace(m.sh(t, "ls -d /sys/block/dm-* 2>/dev/null; true")) == ""
 	})
@@ -505,11 +508,7 @@ func testOpenerBelow(t *testing.T, p *plugin) {
 	m := p.machine
 	v := p.plugEncrypted(t, "ext4")
 	p.stageAndPublish(t, v)
-	m.sh(
-		t,
-		"unshare -m sh -c 'mount --make-rprivate / 2>/dev/null; echo $$ >/run/agent; exec sleep 600' >/dev/null 2>&1 & "+
-			"while ! [ -s /run/agent ]; do :; done",
-	)
+	end := m.keepCopies(t)
 	m.sh(
 		t,
 		"(exec 3<>/dev/%s; echo $$ >/run/holder; exec sleep 601) >/dev/null 2>&1 & while ! [ -s /run/holder ]; do :; done",
@@ -527,7 +526,7 @@ func testOpenerBelow(t *testing.T, p *plugin) {
 			"rm /run/holder",
 	)
 	succeed(t, p.unstage(t, v))
-	m.sh(t, "kill $(cat /run/agent); rm /run/agent")
+	end()
 	m.await(t, time.Minute, "the mapping to close", func() bool { return m.mapping(t, v) == "" })
 }
 

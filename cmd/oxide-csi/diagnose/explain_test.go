@@ -284,7 +284,7 @@ func TestReasonsArePermanent(t *testing.T) {
 	for _, reason := range []string{
 		"TokenRejected", "ProjectUnusable", "OtherDriver", "SnapshotNotReady", "QuotaExhausted", "InstanceDeleted",
 		"RestartRefused", "RestartPlanned", "InstanceFull", "SerialCollision", "InstanceStopped", "RackHasNoHotplug",
-		"PluginNotRegistered", "NodeNotReady", "WrongPassphrase", "DiskNotResponding", "DiskInUse", "ForeignFilesystem",
+		"PluginNotRegistered", "NodeNotReady", "WrongPassphrase", "PassphraseMissing", "DiskNotResponding", "DiskInUse", "ForeignFilesystem",
 		"FilesystemUnclean", "ExpansionWaits",
 	} {
 		if !seen[reason] {

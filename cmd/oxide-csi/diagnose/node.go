@@ -126,7 +126,8 @@ func (e *examination) kernel(n Node) {
 	e.ok("NVMe driver", "nvme, a request may take %s s", strings.TrimSpace(string(timeout)))
 }
 
-// tools are the programs that the plugin runs, with the argument for the version. Those of btrfs may be missing.
+// tools are the programs that the plugin runs, with the argument for the version. Those of btrfs, and of
+// encrypted volumes, may be missing.
 var tools = []struct {
 	name, version string
 	needed        bool
@@ -144,6 +145,7 @@ var tools = []struct {
 	{"blkid", "-V", true},
 	{"dd", "--version", true},
 	{"mkfs.btrfs", "-V", false},
+	{"cryptsetup", "--version", false},
 }
 
 func (e *examination) tools(ctx context.Context) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -194,7 +195,13 @@ var Symptoms = []Symptom{
 		"The volume stays attached there until the node comes back, is deleted or gets the taint.",
 	},
 	{
-		"WrongPassphrase", "device", says("passphrase"),
+		"PassphraseMissing", "device", says("the request has no passphrase"),
+		"volume {volume} is encrypted, and the node gets no passphrase for it", actorUser,
+		"create the Secret that the storage class names for the claim, with the key passphrase",
+		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class.",
+	},
+	{
+		"WrongPassphrase", "device", saysError(luks.ErrPassphrase),
 		"the passphrase in the Secret does not open the encrypted volume {volume}", actorUser,
 		"restore the Secret with which the volume was first used",
 		"The plugin never formats an encrypted disk again, so the data is still there.",
