@@ -481,7 +481,7 @@ func TestPublishSeesAFinishedDetach(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		var id string
 		var armed atomic.Bool // the controller's background tasks send requests too
-		d.stop() // nothing else reads before
+		d.stop()              // nothing else reads before
 		d.before = func(req *http.Request) {
 			if strings.HasSuffix(req.URL.Path, "/anti-affinity-groups") && armed.CompareAndSwap(true, false) {
 				_, err := d.SDK.InstanceDiskDetach(req.Context(), oxide.InstanceDiskDetachParams{

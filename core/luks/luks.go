@@ -244,11 +244,13 @@ func (t Tool) Open(
 		return device.Mapping{}, err
 	}
 	name := device.MappingName(volume, sequence)
-	if err := t.removeUnfinished(ctx, name); err != nil {
+	// A killed cryptsetup can leave a mapping without a table. So both programs outlive the request.
+	outliving, cancel := context.WithTimeout(context.WithoutCancel(ctx), openTimeout)
+	defer cancel()
+	if err := t.removeUnfinished(outliving, name); err != nil {
 		return device.Mapping{}, err
 	}
 	args = append(args, dev.Path, name)
-	// A killed cryptsetup can leave a mapping without a table. So it outlives the request.
 	_, err = t.deriveFor(ctx, openTimeout, passphrase, args...)
 	if errors.Is(err, ErrPassphrase) {
 		// cryptsetup says the same when the kernel does not permit the mapping.
