@@ -1,12 +1,12 @@
 # Each target also works as the plain command that it prints. Go downloads the toolchain that go.mod names by itself.
 SHELL       := /bin/bash
-VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION     := v$(shell cat VERSION)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 # The folder of the programs that test/programs/build.sh builds.
 PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
-# Debian packages: the tools that the node plugin calls, D-Bus for its tests, and the C compiler that the race detector
+# Debian packages: the tools that the node plugin calls, D-Bus and curl for tests, and the C compiler that the race detector
 # needs.
-PACKAGES    := e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup util-linux mount dbus-daemon gcc libc6-dev ca-certificates
+PACKAGES    := e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup util-linux mount dbus-daemon curl gcc libc6-dev ca-certificates
 # For the guest of test-vm: QEMU, and the parts of the guest.
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 # For the nodes of e2e-k8s.
@@ -23,12 +23,16 @@ deps: ## install the Debian packages that demo and test need
 	@test/deps.sh $(PACKAGES)
 
 .PHONY: build
-build: ## build the plugin and the simulated rack into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-sim
+build: ## build the plugin, the COSI driver and the simulated rack into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/oxide-csi ./cmd/oxide-cosi ./cmd/oxide-sim
+
+.PHONY: version
+version: ## write the version of the file VERSION to the chart, the manifests, the job files and the pages
+	go test ./test/repo -run '^TestVersion$$' -count=1 -update
 
 # The image names in the manifests, and the programs that the node plugin calls.
-IMAGE            ?= oxidecomputer/oxide-csi-plugin:v0.1.0
-CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:v0.1.0
+IMAGE            ?= oxidecomputer/oxide-csi-plugin:$(VERSION)
+CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:$(VERSION)
 IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
 IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
@@ -37,6 +41,12 @@ IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxid
 image: deps build ## build both container images, node and controller, as bin/*.tar on a Debian, without a daemon
 	go run ./deploy/image -o bin/oxide-csi-plugin.tar -program bin/oxide-csi -tag $(IMAGE) $(IMAGE_FLAGS) $(IMAGE_TOOLS)
 	go run ./deploy/image -o bin/oxide-csi-controller.tar -program bin/oxide-csi -tag $(CONTROLLER_IMAGE) $(IMAGE_FLAGS) -certificates
+
+COSI_IMAGE ?= oxidecomputer/oxide-cosi:$(VERSION)
+
+.PHONY: image-cosi
+image-cosi: deps build ## build the container image of the COSI driver as bin/oxide-cosi.tar on a Debian, without a daemon
+	go run ./deploy/image -o bin/oxide-cosi.tar -program bin/oxide-cosi -tag $(COSI_IMAGE) $(IMAGE_FLAGS) -certificates
 
 .PHONY: image-load
 image-load: image ## load both images into docker, podman or buildah
@@ -49,22 +59,73 @@ image-roots: deps build ## put the files of both images into bin/image, for the 
 	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
 	go run ./deploy/image -root bin/image/controller -program bin/oxide-csi -certificates
 
+# Racks have x86-64 processors. The other platform is for people who run commands on their own machine.
+PLATFORMS ?= linux/amd64,linux/arm64
+
+.PHONY: release
+release: deps ## make all files of a release in dist/: programs, images, chart, manifests, job files, licences, SBOMs, checksums
+	test/programs/build.sh helm
+	rm -rf dist
+	go run ./deploy/release -o dist -version $(VERSION) -commit "$$(git rev-parse HEAD)" -ldflags "$(LDFLAGS)" \
+		-image-flags "$(IMAGE_FLAGS)" -kustomize $(PROGRAMS)/kustomize -platforms $(PLATFORMS) $(IMAGE_TOOLS)
+
+.PHONY: sign-release
+sign-release: ## sign the checksums of dist/ with KEY, a private key of cosign, which is built once into a cache
+	test/programs/build.sh cosign
+	test/release/sign.sh $(PROGRAMS)/cosign "$(KEY)" dist
+
+.PHONY: verify-release
+verify-release: deps ## build the release of the last commit twice, compare both byte for byte, and check what is in it
+	test/programs/build.sh helm
+	test/release/verify.sh
+
+.PHONY: test-release
+test-release: ## check the release in dist/, and install from its files alone what needs no cluster
+	test/programs/build.sh helm
+	OXIDE_RELEASE=$(CURDIR)/dist OXIDE_CSI_PROGRAMS=$(PROGRAMS) go test -tags=release -count=1 -v ./test/release
+
+.PHONY: e2e-release
+e2e-release: release ## follow the three tutorials with the files of a release alone: units, job files, chart, images; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES) $(NOMAD_PACKAGES) systemd dbus
+	test/programs/build.sh cluster sidecars helm nomad docker
+	for tests in systemd nomad k8s; do \
+		OXIDE_RELEASE=$(CURDIR)/dist go run ./test/all -exec=$(CURDIR)/test/release/inplace.sh -tags=$$tests -count=1 \
+			-run='^TestTutorial$$' ./test/$$tests || exit 1; \
+	done
+
 .PHONY: print-image-tools
 print-image-tools:
 	@echo $(IMAGE_TOOLS)
 
 .PHONY: demo
-demo: deps build ## show one volume's whole life on a simulated rack
+demo: deps build ## show the life of two volumes on a simulated rack, as racks are today
 	bin/oxide-sim demo
 
+.PHONY: demo-hotplug
+demo-hotplug: deps build ## show the same on a rack with hot-plug, which no rack has yet
+	bin/oxide-sim demo --hotplug
+
+.PHONY: demo-buckets
+demo-buckets: build ## show one bucket's whole life on a gateway with the COSI driver; without root
+	test/programs/build.sh versitygw
+	go run ./test/buckets/demo
+
 .PHONY: test
-test: deps ## run all tests with the race detector; as root with real disks and mounts
+test: deps ## run all tests, with RACE=1 with the race detector; as root with real disks and mounts
+	test/programs/build.sh versitygw
 	go run ./test/all
+
+# A revision of which the version alone differs.
+FROM ?= HEAD
+
+.PHONY: test-skew
+test-skew: deps ## run the controller of revision FROM (HEAD) with this node plugin and the reverse, on real devices; as root
+	test/blackbox/skew.sh $(FROM)
 
 .PHONY: test-vm
 test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU guest
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
-	go run ./test/all -tags=vm -count=1 ./test/vm
+	go run ./test/all -tags=vm -count=1 -timeout=40m ./test/vm
 
 .PHONY: test-identity
 test-identity: deps ## read a node's identity from a real Kubernetes API server and Nomad agent, built once into a cache
@@ -87,10 +148,28 @@ e2e-k8s-conformance: ## run Kubernetes' own storage tests on the same cluster, o
 e2e-k8s-sample: ## run a quick one of each kind of these tests; as root
 	$(MAKE) e2e-k8s-conformance FOCUS=sample
 
+.PHONY: e2e-stories
+e2e-stories: ## break volumes in twenty ways on the same cluster, and read the first line of oxide-csi explain; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars
+	go run ./test/all -tags=k8s,stories -count=1 -timeout=60m -run='^(TestStories|TestPlannedRestart|TestSidecarMemory)$$' ./test/k8s
+
+.PHONY: e2e-upgrade
+e2e-upgrade: ## upgrade manifests and chart on the same cluster, and go back, while a pod writes; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars helm
+	go run ./test/all -tags=k8s,upgrade -count=1 -timeout=30m -run=TestUpgrade ./test/k8s
+
+.PHONY: e2e-buckets
+e2e-buckets: ## test buckets in a real Kubernetes: claim, access, a workload, a gateway that moves; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars versitygw
+	go run ./test/all -tags=k8s,buckets -count=1 -timeout=30m -run=TestBuckets ./test/k8s
+
 .PHONY: e2e-nomad
 e2e-nomad: ## test the job files on a real Nomad with two clients, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
-	test/programs/build.sh nomad docker
+	test/programs/build.sh nomad docker versitygw
 	go run ./test/all -tags=nomad -count=1 -timeout=30m ./test/nomad
 
 .PHONY: test-systemd
@@ -102,6 +181,11 @@ test-systemd: ## test the units under a real systemd in its own namespaces; as r
 test-helm: deps ## render the chart, compare it with the manifests, and install it into a real API server; helm is built once into a cache
 	test/programs/build.sh helm kubernetes
 	go run ./test/all -tags=helm -count=1 ./test/helm
+
+.PHONY: test-monitoring
+test-monitoring: deps ## test the alerts and the dashboard with a real Prometheus and promtool, built once into a cache
+	test/programs/build.sh prometheus
+	go run ./test/all -tags=monitoring -count=1 ./test/monitoring
 
 # A number of inputs takes a minute or more. With a time instead, go test may report the end of the time as a failure.
 FUZZTIME ?= 50000x
@@ -115,20 +199,26 @@ fuzz: deps ## fuzz the scanner that proves disks blank, for FUZZTIME (50000x, or
 model: ## find all states of planned restarts in small scenarios, in larger ones too with MODEL=10m (1m)
 	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=60m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| states in '
 
+.PHONY: orders
+orders: ## explore all orders of the requests of an expansion and another call, of which make test explores some
+	go test ./core/controller -run 'TestExpansion' -count=1 -timeout=60m -orders
+
 .PHONY: model-page
 model-page: ## find the states of all scenarios and write their numbers to docs/development/model-check.md
 	go test ./core/restart -run 'TestModel$$|TestModelPage' -count=1 -timeout=60m -model=1h -update
 
 .PHONY: mutate
 mutate: deps ## plant each bug of test/mutate and expect that its test fails; as root
+	test/programs/build.sh versitygw
 	go run ./test/mutate
 
 .PHONY: mutate-sample
 mutate-sample: deps ## plant five of these bugs, chosen by the commit's hash; as root
+	test/programs/build.sh versitygw
 	go run ./test/mutate -sample 5 -seed "$$(git rev-parse HEAD)"
 
 .PHONY: chaos
-chaos: chaos-node chaos-controller chaos-restart ## all tests that kill the plugin: the three below
+chaos: chaos-node chaos-controller chaos-restart chaos-buckets ## all tests that kill the plugin or the COSI driver: those below
 
 .PHONY: chaos-node
 chaos-node: deps ## kill the node plugin at hundreds of its steps; as root
@@ -145,10 +235,27 @@ chaos-controller: deps ## many clients for DURATION (2m) with rack faults and ki
 chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and killed rack and controllers
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
+.PHONY: chaos-buckets
+chaos-buckets: DURATION = 30s
+chaos-buckets: build ## many clients of the COSI driver for DURATION (30s) with faults and killed driver and gateway
+	test/programs/build.sh versitygw
+	go run ./test/buckets/chaos -duration $(DURATION)
+
 .PHONY: lint
-lint: ## run golangci-lint with .golangci.yaml, built once into a cache
+lint: ## run golangci-lint with .golangci.yaml, built once into a cache, and actionlint on the workflows
 	test/programs/build.sh lint
 	$(PROGRAMS)/golangci-lint run
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
+.PHONY: prose
+prose: ## check the sentences and words of the pages with vale, built once into a cache
+	@test/deps.sh gcc libc6-dev
+	test/programs/build.sh prose
+	test/prose/check.sh $(PROGRAMS)/vale
+
+.PHONY: outdated
+outdated: ## compare the pinned modules and programs with the newest in the module proxy; fails if one is two minor versions behind
+	go run ./test/outdated
 
 .PHONY: fmt
 fmt: ## format all Go files as lint requires
@@ -165,10 +272,25 @@ bench-nomad: ## measure a redeployment and a move on a real Nomad for five minut
 	test/programs/build.sh nomad docker
 	go run ./bench -nomad
 
+.PHONY: bench-upgrade
+bench-upgrade: ## measure an upgrade and a rollback on a real Kubernetes for five minutes; writes bench/results.json; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars helm
+	go run ./bench -upgrade
+
+.PHONY: bench-release
+bench-release: ## measure the files of a release in dist/; writes their sizes to bench/results.json
+	go run ./bench -release dist
+
+.PHONY: bench-buckets
+bench-buckets: deps ## measure the gateway of buckets beside the filesystem below it; writes bench/results.json; as root
+	test/programs/build.sh versitygw
+	go run ./bench -buckets
+
 .PHONY: scale
 scale: ## measure one controller with up to 10,000 instances for ten minutes; writes docs/explanation/scale.svg and results
 	go run ./bench -scale
 
 .PHONY: clean
 clean: ## remove all build results
-	rm -rf bin
+	rm -rf bin dist

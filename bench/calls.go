@@ -14,7 +14,8 @@ import (
 const countedLives = 5
 
 // countCalls counts the API calls of each RPC in the life of a volume, its snapshot and its copies. It also counts the
-// RPCs that find a deleted object: the plugin verifies a 404 with one more call.
+// RPCs that find a deleted object: the plugin verifies a 404 with one more call, and asks for the record of a volume
+// that has grown with another.
 func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	r, err := b.newRig()
 	if err != nil {
@@ -47,10 +48,15 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		},
 		{"DeleteSnapshot", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 		{"DeleteVolume/restored", atMost(2), func(string) error { return r.deleteVolume(ctx, restored) }},
-		{"DeleteVolume/cloned", atMost(2), func(string) error { return r.deleteVolume(ctx, cloned) }},
+		// docs/development/decisions/039-a-volume-grows-by-a-new-disk.md says what each call is for.
+		{"ControllerExpandVolume", atMost(11), func(string) error { return r.expand(ctx, cloned) }},
+		{"ControllerExpandVolume/again", atMost(1), func(string) error { return r.expand(ctx, cloned) }},
+		{"ControllerPublishVolume/grown", atMost(5), func(string) error { _, err := r.publish(ctx, cloned); return err }},
+		{"ControllerUnpublishVolume/grown", atMost(2), func(string) error { return r.unpublish(ctx, cloned) }},
+		{"DeleteVolume/grown", atMost(8), func(string) error { return r.deleteVolume(ctx, cloned) }},
 		{"DeleteVolume", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
-		{"ControllerUnpublishVolume/gone", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
-		{"DeleteVolume/gone", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
+		{"ControllerUnpublishVolume/gone", atMost(3), func(string) error { return r.unpublish(ctx, id) }},
+		{"DeleteVolume/gone", atMost(3), func(string) error { return r.deleteVolume(ctx, id) }},
 		{"DeleteSnapshot/gone", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 	}
 	counts := make([][]float64, len(steps))

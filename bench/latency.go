@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
@@ -38,8 +37,12 @@ func latency(ctx context.Context, b *bench) (_ []row, err error) {
 	if err != nil {
 		return nil, err
 	}
+	expansions, err := r.expandLatency(ctx)
+	if err != nil {
+		return nil, err
+	}
 	publishes, err := r.publishLatency(ctx)
-	return slices.Concat(blanks, restores, publishes), err
+	return slices.Concat(blanks, restores, expansions, publishes), err
 }
 
 // restoreLatency compares a volume from a snapshot with the one API call that creates such a disk. The plugin reads the
@@ -64,6 +67,50 @@ func (r *rig) restoreLatency(ctx context.Context) (_ []row, err error) {
 			)
 		})
 	return rows, errors.Join(err, r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, id))
+}
+
+// expandLatency compares an expansion with the one API call that creates a disk from a snapshot, which is the step of
+// it that a user would wait for at least.
+func (r *rig) expandLatency(ctx context.Context) (_ []row, err error) {
+	source, err := r.createVolume(ctx, "source")
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := r.createSnapshot(ctx, "snapshot", source)
+	if err != nil {
+		return nil, err
+	}
+	plugin, sdk := variant{}, variant{}
+	for round := range latencyRounds {
+		for i := range perRound {
+			name := fmt.Sprintf("expanded-%d-%d", round, i)
+			id, err := r.createVolume(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			if err := plugin.time(func() error { return r.expand(ctx, id) }); err != nil {
+				return nil, err
+			}
+			var copied string
+			if err := sdk.time(func() (err error) {
+				copied, err = r.createDiskFrom(
+					ctx, anotherCluster, name, oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: snapshot}})
+				return err
+			}); err != nil {
+				return nil, err
+			}
+			if err := errors.Join(r.deleteVolume(ctx, id), r.deleteDisk(ctx, copied)); err != nil {
+				return nil, err
+			}
+		}
+		plugin.endRound()
+		sdk.endRound()
+	}
+	return []row{
+		median("latency/ControllerExpandVolume/plugin", "ms", bar{}, plugin.rounds),
+		median("latency/ControllerExpandVolume/sdk", "ms", bar{}, sdk.rounds),
+		median("latency/ControllerExpandVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+	}, errors.Join(r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, source))
 }
 
 // createLatency creates disks in both ways, alternating, and deletes them.
@@ -97,8 +144,8 @@ func (r *rig) createLatency(
 }
 
 // publishLatency compares ControllerPublishVolume with the attach call alone, and with the four calls that the plugin
-// makes: before it attaches, it reads the disk and the instance's other disks, and deletes the record that the disk is
-// to be detached, of which there is none.
+// makes: before it attaches, it reads the disk and the instance's other disks, and afterwards the rack's records, of
+// which there are none.
 func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 	id, err := r.createVolume(ctx, "published")
 	if err != nil {
@@ -142,14 +189,14 @@ func (r *rig) readAndAttach(ctx context.Context, diskID string) error {
 	); err != nil {
 		return err
 	}
-	err := r.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
-		AntiAffinityGroup: oxide.NameOrId("csi-detach-" + diskID), Project: oxide.NameOrId(r.sim.Project),
-	})
-	var answer *oxide.HTTPError
-	if !errors.As(err, &answer) || answer.HTTPResponse.StatusCode != http.StatusNotFound {
-		return fmt.Errorf("delete a record that does not exist: %w", err)
+	if err := r.attach(ctx, diskID); err != nil {
+		return err
 	}
-	return r.attach(ctx, diskID)
+	_, err := r.sdk.AntiAffinityGroupList(
+		ctx,
+		oxide.AntiAffinityGroupListParams{Project: oxide.NameOrId(r.sim.Project)},
+	)
+	return err
 }
 
 // variant is one of several ways to do the same operation. They are timed alternately.

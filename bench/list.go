@@ -44,13 +44,14 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 	}
 	// The boot disk of an instance is in use and is listed.
 	volumes := listedDisks - foreignDisks + len(r.sim.Instances)
-	whole := &lister{name: "list/whole", volumes: volumes, calls: atMost(22)}
-	pages := &lister{name: "list/pages", volumes: volumes, pageSize: listPage, calls: atMost(200)}
+	// Each RPC reads the records twice (core/expand), and each list of the rack ends with an empty page.
+	whole := &lister{name: "list/whole", volumes: volumes, calls: atMost(24)}
+	pages := &lister{name: "list/pages", volumes: volumes, pageSize: listPage, calls: atMost(320)}
 	replica := &lister{
 		name:     "list/another replica",
 		volumes:  (volumes-1)%listPage + 1,
 		pageSize: listPage,
-		calls:    atMost(22),
+		calls:    atMost(24),
 	}
 	for _, l := range []*lister{whole, pages, replica} {
 		if l.plugin, err = b.startPlugin("controller", r.sim); err != nil {

@@ -24,7 +24,12 @@
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
 // into bench/results.json, and the table and the plot of docs/explanation/scale.md.
 //
-// With -nomad it measures how long a job on a real Nomad is without its volume (nomad.go).
+// With -nomad it measures how long a job on a real Nomad is without its volume, with -upgrade how long a pod that
+// writes waits while the plugin is replaced on a real Kubernetes (orchestrated.go).
+//
+// With -buckets it measures the gateway of buckets beside the filesystem below it (buckets.go).
+//
+// With -release it measures the sizes of the files of a release (release.go).
 //
 // To add a row, write a function that returns it and add the function to the list of measurements below.
 package main
@@ -59,6 +64,7 @@ var measurements = []measurement{
 	{"attach", attachMany},
 	{"restarts", plannedRestarts},
 	{"list", lists},
+	{"commands", commands},
 	{"scale", shortScale},
 	{"startup", startup},
 	{"identity", identity},
@@ -90,10 +96,26 @@ func main() {
 		"further `flags` for the plugin, separated by spaces, for example for profiling; results are not written then",
 	)
 	scale := flag.Bool("scale", false, "measure only the scale of a controller, for about ten minutes")
-	onNomad := flag.Bool("nomad", false, "measure only a redeployment and a move on a real Nomad, for about five minutes")
+	nomad := flag.Bool("nomad", false, "measure only a redeployment and a move on a real Nomad, for about five minutes")
+	upgrades := flag.Bool(
+		"upgrade",
+		false,
+		"measure only an upgrade and a rollback on a real Kubernetes, for about five minutes",
+	)
+	buckets := flag.Bool("buckets", false, "measure only the gateway of buckets beside the filesystem below it")
+	release := flag.String("release", "", "measure only the sizes of the files of a release in this `folder`")
 	flag.Parse()
-	if *onNomad {
-		measurements = []measurement{{"nomad", nomadTimes}}
+	if *release != "" {
+		measurements = []measurement{{"release", releaseSizes(*release)}}
+	}
+	if *buckets {
+		measurements = []measurement{{"buckets", bucketThroughput}}
+	}
+	if *nomad {
+		measurements = []measurement{{"nomad", onNomad.measure}}
+	}
+	if *upgrades {
+		measurements = []measurement{{"upgrade", ofUpgrades.measure}}
 	}
 	if *scale {
 		measurements = []measurement{{"scale", fullScale}}

@@ -206,6 +206,14 @@ func (r *rig) unpublish(ctx context.Context, volumeID string) error {
 	return err
 }
 
+// expand makes a volume of volumeBytes twice as large by the plugin.
+func (r *rig) expand(ctx context.Context, volumeID string) error {
+	_, err := r.plugin.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: volumeID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * volumeBytes},
+	})
+	return err
+}
+
 func (r *rig) deleteVolume(ctx context.Context, volumeID string) error {
 	_, err := r.plugin.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volumeID})
 	return err

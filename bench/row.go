@@ -125,7 +125,7 @@ func table(out io.Writer, rows []row) error {
 }
 
 // apart are the beginnings of the names of rows that a command of its own writes.
-var apart = []string{fullScalePrefix, nomadPrefix}
+var apart = []string{fullScalePrefix, onNomad.prefix, ofUpgrades.prefix, bucketsPrefix, releasePrefix}
 
 // writer returns which command writes a row: its index in apart, or -1 for make bench.
 func writer(r row) int {

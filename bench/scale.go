@@ -392,7 +392,7 @@ func (s *scaleRun) rows(prefix string) []row {
 		one("list/time", "s", bar{}, s.firstList.Seconds()),
 		one("list/RPCs", "RPCs", bar{}, float64(s.listRPCs)),
 		// A page of the rack has 500 disks. Each RPC reads its last page again, and the last page of all is empty.
-		one("list/calls", "calls", strictly(atMost(entries/500+2*float64(s.listRPCs)+1)), float64(s.listCalls)),
+		one("list/calls", "calls", strictly(atMost(entries/500+4*float64(s.listRPCs)+1)), float64(s.listCalls)),
 	}
 	for _, p := range s.phases {
 		rows = append(rows, s.phaseRows(p, one)...)

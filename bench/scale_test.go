@@ -30,7 +30,8 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// TestResultsOfAllTargets checks that make bench, make scale and make bench-nomad keep each other's rows.
+// TestResultsOfAllTargets checks that make bench, make scale, make bench-nomad and make bench-buckets keep each other's
+// rows.
 func TestResultsOfAllTargets(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "results.json")
 	if err := os.WriteFile(file, []byte("[]"), 0o600); err != nil {
@@ -40,9 +41,10 @@ func TestResultsOfAllTargets(t *testing.T) {
 		{[]string{"a", "b"}, []string{"a", "b"}},
 		{[]string{fullScalePrefix + "7/x"}, []string{"a", "b", fullScalePrefix + "7/x"}},
 		{[]string{"a", "c"}, []string{"a", "c", fullScalePrefix + "7/x"}},
-		{[]string{nomadPrefix + "x"}, []string{"a", "c", fullScalePrefix + "7/x", nomadPrefix + "x"}},
-		{[]string{fullScalePrefix + "7/y"}, []string{"a", "c", fullScalePrefix + "7/y", nomadPrefix + "x"}},
-		{[]string{"b"}, []string{"b", fullScalePrefix + "7/y", nomadPrefix + "x"}},
+		{[]string{onNomad.prefix + "x"}, []string{"a", "c", fullScalePrefix + "7/x", onNomad.prefix + "x"}},
+		{[]string{fullScalePrefix + "7/y"}, []string{"a", "c", fullScalePrefix + "7/y", onNomad.prefix + "x"}},
+		{[]string{"b"}, []string{"b", fullScalePrefix + "7/y", onNomad.prefix + "x"}},
+		{[]string{bucketsPrefix + "x"}, []string{"b", fullScalePrefix + "7/y", onNomad.prefix + "x", bucketsPrefix + "x"}},
 	} {
 		var rows []row
 		for _, name := range step.write {

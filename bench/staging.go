@@ -32,39 +32,11 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 		fmt.Println("staging: left out, needs root: loop devices, device nodes and mounts")
 		return nil, nil
 	}
-	dir, err := os.MkdirTemp(b.dir, "")
+	s, err := b.newStagingRig()
 	if err != nil {
 		return nil, err
 	}
-	sim, err := b.startSim(
-		"--hotplug",
-		"--instances=node-a",
-		"--guest-root="+filepath.Join(dir, "guests"),
-		"--state="+filepath.Join(dir, "state"),
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sim.Stop()) }()
-	plugins := map[string]*simtest.Plugin{}
-	for _, mode := range []string{"controller", "node"} {
-		opts, err := b.pluginOptions(mode, sim)
-		if err != nil {
-			return nil, err
-		}
-		opts.Args = append(opts.Args, "--log-level=debug", "--log-format=json")
-		plugin, err := simtest.StartPlugin(b.programs.Plugin, opts)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, plugin.Stop()) }()
-		plugins[mode] = plugin
-	}
-	s := &stagingRig{
-		rig:   &rig{sim: sim, plugin: plugins["controller"], node: sim.Instances[0]},
-		guest: plugins["node"],
-		dir:   dir,
-	}
+	defer func() { err = errors.Join(err, s.stop()) }()
 	rows, err := s.appearance(ctx)
 	if err != nil {
 		return nil, err
@@ -87,6 +59,48 @@ type stagingRig struct {
 	// guest is the plugin in the guest.
 	guest *simtest.Plugin
 	dir   string
+}
+
+// newStagingRig starts a rack with a guest, and a plugin for each mode.
+func (b *bench) newStagingRig() (_ *stagingRig, err error) {
+	s := &stagingRig{rig: &rig{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	if s.dir, err = os.MkdirTemp(b.dir, ""); err != nil {
+		return nil, err
+	}
+	if s.sim, err = b.startSim(
+		"--hotplug",
+		"--instances=node-a",
+		"--guest-root="+filepath.Join(s.dir, "guests"),
+		"--state="+filepath.Join(s.dir, "state"),
+	); err != nil {
+		return nil, err
+	}
+	s.node = s.sim.Instances[0]
+	for mode, plugin := range map[string]**simtest.Plugin{"controller": &s.plugin, "node": &s.guest} {
+		opts, err := b.pluginOptions(mode, s.sim)
+		if err != nil {
+			return nil, err
+		}
+		opts.Args = append(opts.Args, "--log-level=debug", "--log-format=json")
+		if *plugin, err = simtest.StartPlugin(b.programs.Plugin, opts); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// stop ends all processes.
+func (s *stagingRig) stop() error {
+	var err error
+	if s.guest != nil {
+		err = s.guest.Stop()
+	}
+	return errors.Join(err, s.rig.stop())
 }
 
 // stagedVolume is one volume in the calls of the node.
@@ -261,8 +275,8 @@ func (s *stagingRig) logged(after int, message, volumeID string) (found logLine,
 	return found, nil
 }
 
-// lives measures the four calls for a blank disk and for a used one, and the shares of scan, mkfs, mount and the rest for
-// the blank one. It measures the same with mount-utils in turn, because the machine's speed changes.
+// lives measures the four calls for a blank disk and for a used one, and the shares of scan, mkfs, mount and the rest
+// for the blank one. It measures the same with mount-utils in turn, because the machine's speed changes.
 func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) ([]row, error) {
 	parts := map[string][]float64{}
 	for i := range lifeRounds {

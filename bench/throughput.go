@@ -18,8 +18,8 @@ import (
 const (
 	throughputRounds  = 5
 	throughputVolumes = 3000
-	// throughputWorkers is the default of Kubernetes' external-provisioner. The plugin has at most 64 calls of a rack under
-	// way, the bare SDK has any number. Where the rack is the limit, 0.64 is therefore the highest ratio.
+	// throughputWorkers is the default of Kubernetes' external-provisioner. The plugin has at most 64 calls of a rack
+	// under way, the bare SDK has any number. Where the rack is the limit, 0.64 is therefore the highest ratio.
 	throughputWorkers = 100
 )
 

@@ -125,6 +125,14 @@ var badInputRPCs = map[string]badInputRPC{
 			AccessibleTopology: coretest.RequireRacks("default").GetRequisite()[0],
 		}
 	}},
+	"ControllerExpandVolume": {unknownID: codes.NotFound, valid: func(e *everything) proto.Message {
+		return &csi.ControllerExpandVolumeRequest{
+			VolumeId:         e.volumeID,
+			CapacityRange:    &csi.CapacityRange{RequiredBytes: coretest.GiB, LimitBytes: 2 * coretest.GiB},
+			Secrets:          map[string]string{"key": "secret"},
+			VolumeCapability: fullCapability(),
+		}
+	}},
 	"DeleteVolume": {valid: func(e *everything) proto.Message {
 		return &csi.DeleteVolumeRequest{VolumeId: e.volumeID, Secrets: map[string]string{"key": "secret"}}
 	}},
@@ -614,7 +622,7 @@ func contextRows(method protoreflect.MethodDescriptor) []badRow {
 	return rows
 }
 
-// pathRows are pairs of paths of which one would hide the other, and a staging path below which the device node of a
+// pathRows are pairs of paths where one would hide the other, and a staging path below which the device node of a
 // raw block volume does not fit.
 func pathRows(method protoreflect.MethodDescriptor) []badRow {
 	fields := method.Input().Fields()

@@ -15,11 +15,15 @@ var pluginServices = []csi.PluginCapability_Service_Type{
 }
 
 func pluginCapabilities() []*csi.PluginCapability {
-	list := make([]*csi.PluginCapability, 0, len(pluginServices))
+	list := make([]*csi.PluginCapability, 0, len(pluginServices)+1)
 	for _, service := range pluginServices {
 		list = append(list, &csi.PluginCapability{
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: service}},
 		})
 	}
-	return list
+	return append(list, &csi.PluginCapability{
+		Type: &csi.PluginCapability_VolumeExpansion_{
+			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_OFFLINE},
+		},
+	})
 }

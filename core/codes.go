@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
@@ -19,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -66,6 +68,7 @@ var codeTable = []struct {
 		codes.Unavailable,
 		"outcome unknown, or not possible now; a provisioner retries and does not drop the volume",
 	},
+	{rack.ErrFormat, codes.FailedPrecondition, "after a rollback: an operator must upgrade; nothing was changed"},
 	{rack.ErrConflict, codes.Unavailable, "another change on the rack came first; a retry succeeds"},
 	{
 		rack.ErrInternal,
@@ -81,6 +84,39 @@ var codeTable = []struct {
 		rack.ErrRefused,
 		codes.Internal,
 		"the rack rejected the call, and the states of disk and instance do not explain why",
+	},
+
+	{
+		expand.ErrOnlySnapshot,
+		codes.FailedPrecondition,
+		"the rack has no room for a disk of the volume, so an operator must act; the message names the snapshot",
+	},
+	{
+		expand.ErrNameTaken,
+		codes.FailedPrecondition,
+		"another disk has the name of the volume's disk: an operator must act",
+	},
+	{
+		expand.ErrAttached,
+		codes.FailedPrecondition,
+		"an attached disk is not replaced; Kubernetes' external-resizer tries again until no pod uses the volume",
+	},
+	{
+		expand.ErrTakenBack,
+		codes.FailedPrecondition,
+		"the volume was published while it was expanded; as for an attached disk",
+	},
+	{expand.ErrUnderWay, codes.Aborted, "another process is replacing the disk; every orchestrator retries"},
+	{
+		rack.ErrReplaced,
+		codes.Aborted,
+		"the volume has no disk until its expansion is finished; every orchestrator retries",
+	},
+	{expand.ErrDeleted, codes.NotFound, "the volume was deleted while it was expanded"},
+	{
+		expand.ErrNoRoom,
+		codes.OutOfRange,
+		"the volume keeps its size; RESOURCE_EXHAUSTED would tell a resizer that the expansion goes on",
 	},
 
 	{
@@ -121,7 +157,7 @@ var codeTable = []struct {
 	},
 	{mount.ErrGrow, codes.Internal, "growing the filesystem failed; a retry grows it again"},
 	{mount.ErrMount, codes.Internal, "the kernel rejected the mount"},
-	{mount.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
+	{statefile.ErrFolder, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process uses the mount; the message names the process"},
 	{mount.ErrForeign, codes.FailedPrecondition, "another program put something at the path"},
 	{luks.ErrPassphrase, codes.FailedPrecondition, "no key slot has the passphrase; nothing was changed"},
@@ -130,14 +166,13 @@ var codeTable = []struct {
 	{luks.ErrBusy, codes.FailedPrecondition, "a process, or a device built on it, uses the mapping of an encrypted disk"},
 	{luks.ErrMemory, codes.FailedPrecondition, "the key needs more memory than the plugin may use: an operator must act"},
 	{luks.ErrCryptsetup, codes.Internal, "cryptsetup failed; a retry repeats the step"},
-	{volumerecord.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{volumerecord.ErrUnreadable, codes.FailedPrecondition, "the volume may be on any disk: an operator must decide"},
-	{volumelock.ErrState, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{
 		volumelock.ErrHeld,
 		codes.Aborted,
 		"a program of an earlier call still works on the disk; the orchestrator retries",
 	},
+	{volumelock.ErrNodeHeld, codes.Aborted, "one key at a time is derived on a node; the orchestrator retries"},
 
 	{
 		metadata.ErrNotReady,
@@ -152,8 +187,8 @@ var codeTable = []struct {
 	{metadata.ErrInvalid, codes.FailedPrecondition, "the node's identity is wrong: an operator must act"},
 }
 
-// statusOf returns the gRPC status for the error of an RPC, with printable text. If the error has no code of its own and
-// the caller's context has ended, the code is that of the context: the SDK does not wrap the context's error.
+// statusOf returns the gRPC status for the error of an RPC, with printable text. If the error has no code of its own
+// and the caller's context has ended, the code is that of the context: the SDK does not wrap the context's error.
 func statusOf(ctx context.Context, err error) *status.Status {
 	if err == nil {
 		return nil

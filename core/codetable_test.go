@@ -45,7 +45,7 @@ func TestCodeTableIsComplete(t *testing.T) {
 		return false
 	})
 	sentinels := map[string]bool{}
-	for _, dir := range []string{"rack", "device", "filesystem", "mount", "luks", "hostexec", "volumelock", "volumerecord", "restart", "../metadata"} {
+	for _, dir := range []string{"rack", "device", "filesystem", "mount", "luks", "hostexec", "statefile", "volumelock", "volumerecord", "restart", "expand", "../metadata"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		coretest.Must(t, err)
 		before := len(sentinels)

@@ -80,6 +80,12 @@ func TestLinks(t *testing.T) {
 		"github.com/google/go-cmp",
 		"github.com/go-analyze/charts",
 	}
+	buckets := []string{
+		module + "/core/buckets",
+		"sigs.k8s.io/container-object-storage-interface",
+		"github.com/aws",
+		"github.com/hashicorp/go-retryablehttp",
+	}
 	for _, test := range []struct {
 		name, pattern string
 		has           string
@@ -93,9 +99,11 @@ func TestLinks(t *testing.T) {
 			module + "/core/device", module + "/core/mount", module + "/core/hostexec", module + "/core/node", "k8s.io/mount-utils",
 		}},
 		{"all packages below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
-		// A typed clientset links the types of the whole API and would double the size of the program.
+		// A typed clientset links the types of the whole API and would double the size of the program. Buckets are another
+		// program's: the plugin does not grow by them.
 		{"the plugin", module + "/cmd/oxide-csi", "k8s.io/client-go/rest",
-			append(slices.Clone(tests), "k8s.io/client-go/kubernetes", "k8s.io/api")},
+			slices.Concat(tests, buckets, []string{"k8s.io/client-go/kubernetes", "k8s.io/api"})},
+		{"the COSI driver", module + "/cmd/oxide-cosi", module + "/core/buckets", slices.Concat(tests, orchestrators)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			found := false
@@ -146,6 +154,9 @@ func TestImports(t *testing.T) {
 			}, []string{module + "/core", module + "/core/rpc"}},
 		{"the configuration library", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
 			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
+		{"S3 and COSI", ships, func(path string) bool {
+			return within(path, "github.com/aws") || within(path, "sigs.k8s.io/container-object-storage-interface")
+		}, []string{module + "/bench", module + "/cmd/oxide-cosi", module + "/core/buckets"}},
 		{"CSI", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") },
 			[]string{module + "/core", module + "/core/controller", module + "/core/node", module + "/core/rpc"}},

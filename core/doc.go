@@ -16,8 +16,9 @@
 //	NodeStageVolume           finds that device by its serial, formats it if it is provably blank, mounts it once
 //	NodePublishVolume         binds the mount, or the device itself, to the path that a workload uses
 //
-// The volume ID is the disk's UUID, and the node ID is the instance's UUID. The guest knows a disk only by its serial,
-// which is the disk's name cut to 20 bytes. So the name travels in the volume context and in the publish context.
+// The volume ID is the UUID of the volume's first disk, also after an expansion has replaced that disk. The node ID is
+// the instance's UUID. The guest knows a disk only by its serial, which is the disk's name cut to 20 bytes. So the name
+// travels in the volume context and in the publish context.
 //
 // # The states of a volume
 //
@@ -30,6 +31,7 @@
 //	nothing           no disk              -                        -
 //	   │ CreateVolume            ▲ DeleteVolume
 //	created           detached             no device                none
+//	   │  ↺ ControllerExpandVolume: a larger disk of the same name replaces the disk; NodeStage grows the filesystem
 //	   │ ControllerPublish       ▲ ControllerUnpublish
 //	attached          attached             NVMe device,             none
 //	                                       blank or formatted
@@ -46,13 +48,14 @@
 //
 // # Map
 //
-//   - server.go: the socket and the services on it; interceptors.go: what every RPC passes through
+//   - server.go: the services; socket.go: their socket; interceptors.go: what every RPC passes through
 //   - identity.go, capabilities.go: the Identity service; readiness.go: waiting for the node's identity
 //   - codes.go: the one table from the errors of the packages below to gRPC codes
 //   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need
 //   - core/keylock: one operation per volume at a time
 //   - core/rack: the rack's client, the only package that imports the SDK; core/rack/diskname: names of disks
 //   - core/detach: detaches disks later than asked
+//   - core/expand: makes a volume larger by a new disk
 //   - core/restart: plans restarts of instances; core/shutdown: powers the guest off for one
 //   - core/device, core/mount: block devices, proving them blank, formatting, mounting; core/filesystem: supported
 //     types and mkfs options
@@ -60,6 +63,7 @@
 //   - core/hostexec, core/volumelock: programs of the host; a lock that they inherit
 //   - core/volumerecord, core/statefile: which disks this node may hold; files of the state folder
 //   - core/config, core/metrics: settings and metrics
+//   - core/buckets: the logic of the COSI driver, a program of its own
 //   - core/coretest: the services before a simulated rack (test/simrack), for tests
 //
 // Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A

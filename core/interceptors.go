@@ -88,9 +88,7 @@ func (s *Server) recoverPanic(
 	defer func() {
 		if reason := recover(); reason != nil {
 			s.metrics.RPCPanicked()
-			// The panic's value is not logged: it may contain secrets of the request. The stack contains only
-			// addresses.
-			s.log.Error("panic", "method", methodName(info.FullMethod), "type", fmt.Sprintf("%T", reason), "stack", rpc.Stack())
+			rpc.LogPanic(s.log, slog.String("method", methodName(info.FullMethod)), reason)
 			resp, err = nil, rpc.Internal(
 				"%s failed because of a defect in the plugin: see the stack in its log",
 				methodName(info.FullMethod),
@@ -151,6 +149,9 @@ func lockKey(req any) string {
 		return "snapshot name " + strconv.Quote(r.GetName())
 	case *csi.DeleteSnapshotRequest:
 		return "snapshot " + strconv.Quote(strings.ToLower(r.GetSnapshotId()))
+	case *csi.ControllerExpandVolumeRequest:
+		// It has a lock of its own: a publish takes an expansion back, and does not wait for its end.
+		return "expansion of volume " + strconv.Quote(strings.ToLower(r.GetVolumeId()))
 	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
 		*csi.ControllerModifyVolumeRequest,
 		*csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:

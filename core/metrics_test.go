@@ -173,6 +173,11 @@ func TestVolumesAreCounted(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		ids = append(ids, r.Create(t, name))
 	}
+	encrypted := coretest.CreateRequest("encrypted")
+	encrypted.Parameters = map[string]string{rpc.KeyEncryption: rpc.EncryptionLUKS2}
+	volume, err := controller.CreateVolume(t.Context(), encrypted)
+	coretest.Must(t, err)
+	ids = append(ids, volume.GetVolume().GetVolumeId())
 	coretest.Must(t, r.Publish(t, ids[0], nodeID))
 	r.AttachByHand(t, r.UserDisk(t, coretest.Project, "by-hand", "of a user").Id, nodeID)
 	list := func(req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
@@ -184,10 +189,11 @@ func TestVolumesAreCounted(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	counts := func(all, attached float64) metricstest.Samples {
+	counts := func(all, attached, encrypted float64) metricstest.Samples {
 		return metricstest.Samples{
-			`oxide_csi_volumes{rack="default"}`:          all,
-			`oxide_csi_volumes_attached{rack="default"}`: attached,
+			`oxide_csi_volumes{rack="default"}`:           all,
+			`oxide_csi_volumes_attached{rack="default"}`:  attached,
+			`oxide_csi_volumes_encrypted{rack="default"}`: encrypted,
 		}
 	}
 	want("before the first list", metricstest.Samples{})
@@ -197,22 +203,22 @@ func TestVolumesAreCounted(t *testing.T) {
 	for range 2 { // a caller may repeat a page
 		_, err = list(&csi.ListVolumesRequest{StartingToken: page.GetNextToken()})
 		coretest.Must(t, err)
-		want("after all pages", counts(3, 1))
+		want("after all pages", counts(4, 1, 1))
 	}
 	_, err = list(&csi.ListVolumesRequest{})
 	coretest.Must(t, err)
-	want("after a complete list", counts(3, 1))
+	want("after a complete list", counts(4, 1, 1))
 	coretest.Must(t, r.Unpublish(t, ids[0], nodeID))
 	r.Inject(t, "disk_list", simtest.FaultStatus, 500)
 	_, err = list(&csi.ListVolumesRequest{})
 	if err == nil {
 		t.Error("a list on a rack that fails succeeded")
 	}
-	want("after a list that failed", counts(3, 1))
+	want("after a list that failed", counts(4, 1, 1))
 	for _, id := range ids {
 		coretest.Must(t, r.Delete(t, id))
 	}
 	_, err = list(&csi.ListVolumesRequest{})
 	coretest.Must(t, err)
-	want("after the last volume", counts(0, 0))
+	want("after the last volume", counts(0, 0, 0))
 }

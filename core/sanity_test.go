@@ -43,7 +43,6 @@ var sanitySkips = []struct {
 		nil,
 	},
 	{"ControllerPublishVolume.readonly field not supported", 1, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY},
-	{"ControllerExpandVolume not supported", 3, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
 	{"Modify volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
 	{"Modify Volume not supported", 1, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
 	{"ControllerModifyVolume not supported", 6, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME},
@@ -121,7 +120,7 @@ func endSanity(t *testing.T, name string, stop func() error, process *simtest.Pr
 }
 
 // ranSpecs is the number of csi-sanity's specs that run for each kind of volume.
-const ranSpecs = 80
+const ranSpecs = 83
 
 // sanityRounds are csi-sanity's names for the two kinds of volumes.
 var sanityRounds = []string{"mount", "block"}

@@ -31,8 +31,8 @@ type Server struct {
 	requests atomic.Uint64
 }
 
-// ServerOptions configure a [Server]. Controller and Node may be nil: their RPCs then answer UNIMPLEMENTED and name the
-// mode.
+// ServerOptions configure a [Server]. Mode, Identity and Log are required. Controller and Node may be nil: their RPCs
+// then answer UNIMPLEMENTED and name the mode.
 type ServerOptions struct {
 	Mode       string
 	Identity   *Identity
@@ -55,7 +55,7 @@ func NewServer(opts ServerOptions) *Server {
 	}
 	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.interceptors()...), grpc.ConnectionTimeout(handshakeTimeout))
 	csi.RegisterIdentityServer(s.grpc, opts.Identity)
-	// Both services are registered in every mode: checkMode answers for the service that is not served.
+	// Both services are registered in every mode: checkMode refuses the RPCs of the one that is not served.
 	if s.controller != nil {
 		csi.RegisterControllerServer(s.grpc, s.controller)
 	} else {

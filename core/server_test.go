@@ -46,12 +46,19 @@ func TestCapabilities(t *testing.T) {
 	e.Must(t, err)
 	var services []string
 	for _, capability := range plugin.GetCapabilities() {
+		if expansion := capability.GetVolumeExpansion(); expansion != nil {
+			services = append(services, "volume expansion "+expansion.GetType().String())
+			continue
+		}
 		services = append(services, capability.GetService().GetType().String())
 	}
 	coretest.WantSame(
 		t,
 		services,
-		[]string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"},
+		[]string{
+			"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
+			"volume expansion OFFLINE",
+		},
 	)
 
 	controller, err := csi.NewControllerClient(e.Conn).
@@ -74,6 +81,7 @@ func TestCapabilities(t *testing.T) {
 		"LIST_SNAPSHOTS",
 		"GET_SNAPSHOT",
 		"CLONE_VOLUME",
+		"EXPAND_VOLUME",
 		"SINGLE_NODE_MULTI_WRITER",
 	})
 

@@ -41,8 +41,8 @@ type Socket struct {
 }
 
 // Listen opens the unix socket at path. It replaces a socket on which no process answers: a process whose thread waits
-// for a disk keeps its sockets after SIGKILL. A socket in use and a file that is not a socket are errors. Listen creates
-// no other file in the folder, because kubelet watches the folder.
+// for a disk keeps its sockets after SIGKILL. A socket in use and a file that is not a socket are errors. Listen
+// creates no other file in the folder, because kubelet watches the folder.
 func Listen(path string) (*Socket, error) {
 	tookOver, err := removeDeadSocket(path)
 	if err != nil {

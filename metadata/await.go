@@ -16,8 +16,8 @@ const (
 	attemptTimeout = 10 * time.Second
 )
 
-// Await calls the provider until it answers or ctx ends. It passes each error to failed, which returns false to give up.
-// The error is that of the last call.
+// Await calls the provider until it answers or ctx ends. It passes each error to failed, which returns false to give
+// up. The error is that of the last call.
 //
 // After the first failure, Await follows a [Follower], and calls it again as soon as its source has changed.
 func Await(ctx context.Context, provider Provider, failed func(error) (again bool)) (Instance, error) {

@@ -4,7 +4,11 @@
 
 package metadata
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"strings"
+)
 
 // Status says how serious a finding is.
 type Status string
@@ -26,6 +30,15 @@ type Finding struct {
 	Found  string `json:"found"`
 	// Next is what to do. It is empty if Status is ok.
 	Next string `json:"next,omitempty"`
+}
+
+// Some is the text of a finding that names at most five of the names.
+func Some(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
 }
 
 // Examiner examines how an orchestrator is set up for the plugin. It changes nothing. What cannot be read is a finding.

@@ -6,11 +6,18 @@
 // instance metadata service (docs/reference/rack.md §9). So the answer comes from another source: the operator,
 // Kubernetes, Nomad or the guest's firmware. Each source is a [Provider].
 //
-// It also defines what else the plugin asks of an orchestrator: planned restarts ([RestartRequester],
-// [RestartListener]) and a node's life ([StartupTaint], [Departure]).
+// It also defines what else the plugin asks of an orchestrator:
 //
-// The package contains only contracts. It knows no orchestrator and no CSI. To add a source, implement [Provider] and
-// run the suite of metadata/metadatatest on it.
+//   - planned restarts: [RestartRequester], with [ClaimReporter] and [Drainer], and [RestartListener];
+//   - a node's life: [StartupTaint] and [Departure];
+//   - events about the plugin's own process: [SelfReporter];
+//   - for the commands of oxide-csi: [Tracer], [Inventorist], [Examiner], [ClassLister] and [LogReader].
+//
+// A provider can also be a [PartialProvider] and a [Follower].
+//
+// The package contains contracts, and the words that their implementations share: events and conditions. Texts for
+// operators name Kubernetes and Nomad, but the package talks to no orchestrator and imports no CSI. To add a source,
+// implement [Provider] and run the suite of metadata/metadatatest on it.
 package metadata
 
 import (
@@ -34,9 +41,9 @@ type Instance struct {
 //
 // # Answers
 //
-// ID MUST come from [ParseInstanceID]. Rack MUST be empty or pass [CheckRack]. Both MUST come from the same state of the
-// source. If the source holds an invalid rack name, Instance MUST return an error: an answer without a rack would put
-// the node on the default rack. Repeated calls MUST return the same answer while the source does not change.
+// ID MUST come from [ParseInstanceID]. Rack MUST be empty or pass [CheckRack]. Both MUST come from the same state of
+// the source. If the source holds an invalid rack name, Instance MUST return an error: an answer without a rack would
+// put the node on the default rack. Repeated calls MUST return the same answer while the source does not change.
 //
 // # Errors
 //
@@ -83,7 +90,8 @@ var (
 	ErrConflict = errors.New("sources contradict each other")
 )
 
-// Error is the only type of error that a [Provider] returns. Operators read it in the log of a node that does not start.
+// Error is the only type of error that a [Provider] returns. Operators read it in the log of a node that does not
+// start.
 type Error struct {
 	// Kind is [ErrNotReady] or [ErrInvalid].
 	Kind error
@@ -176,9 +184,9 @@ func canonicalUUID(s string) (string, bool) {
 // maxRackLen is the CSI specification's limit for a topology segment, in bytes.
 const maxRackLen = 63
 
-// CheckRack returns an error if a rack's name is invalid. The name is the value of a topology segment, so the rule of the
-// CSI specification holds (message Topology): 1 to 63 bytes; letters, digits, '-', '_' and '.'; a letter or digit at
-// both ends.
+// CheckRack returns an error if a rack's name is invalid. The name is the value of a topology segment, so the rule of
+// the CSI specification holds (message Topology): 1 to 63 bytes; letters, digits, '-', '_' and '.'; a letter or digit
+// at both ends.
 func CheckRack(name string) error {
 	switch {
 	case name == "":

@@ -105,24 +105,14 @@ type RestartRequester interface {
 	// Forget removes the request and the reply with that ID once the restart is over. It does not touch other IDs.
 	Forget(ctx context.Context, instanceID, restartID string) error
 	// Report publishes what happens to the node, as an event if the orchestrator has events. It is best effort.
-	Report(ctx context.Context, instanceID string, report RestartReport) error
-}
-
-// RestartReport is what [RestartRequester.Report] publishes.
-type RestartReport struct {
-	// Problem is true if an operator should look at the node.
-	Problem bool
-	// Reason is one word in CamelCase: "RestartPlanned", "RestartRefused", "WaitsForRestart", …
-	Reason string
-	// Message is one line for an operator.
-	Message string
+	Report(ctx context.Context, instanceID string, report Report) error
 }
 
 // ClaimReporter is an optional second interface of a [RestartRequester], for an orchestrator whose users claim volumes.
 type ClaimReporter interface {
 	// ReportClaim publishes why a volume waits, as an event of its claim. volume is the volume's name as the orchestrator
 	// gave it, claim is namespace/name. Like Report it is best effort.
-	ReportClaim(ctx context.Context, volume, claim string, report RestartReport) error
+	ReportClaim(ctx context.Context, volume, claim string, report Report) error
 }
 
 // Drainer is an optional second interface of a [RestartRequester], for an orchestrator that can move work off a node.

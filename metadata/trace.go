@@ -13,14 +13,22 @@ import (
 type Subject struct {
 	// VolumeID is the CSI ID of a volume.
 	VolumeID string
-	// Claim and Pod are namespace/name of what claims or uses a volume.
+	// Claim and Pod are namespace/name of what claims or uses a volume. In Nomad a claim is a volume.
 	Claim, Pod string
 	// Name is the orchestrator's own name of a volume, or the ID of an allocation.
 	Name string
 }
 
+// The orchestrators of traces.
+const (
+	OrchestratorKubernetes = "kubernetes"
+	OrchestratorNomad      = "nomad"
+)
+
 // Trace is what an orchestrator knows of one volume.
 type Trace struct {
+	// Orchestrator is the orchestrator, whose commands an operator uses.
+	Orchestrator string
 	// VolumeID is the CSI ID, CSIName the name in the call that creates the volume. Either may be unknown.
 	VolumeID, CSIName string
 	// Claim and Workload name the claim, and the pod or allocation, for people. Node names the node that needs the volume.
@@ -71,6 +79,10 @@ const (
 	ExpansionPending TraceCondition = "ExpansionPending"
 	// Attached: the orchestrator takes the volume for attached to Node.
 	Attached TraceCondition = "Attached"
+	// NoController: the orchestrator knows no controller of the plugin that is well.
+	NoController TraceCondition = "NoController"
+	// ClaimOfEnded: a workload that has ended still claims the volume.
+	ClaimOfEnded TraceCondition = "ClaimOfEnded"
 	// Running: the workload runs.
 	Running TraceCondition = "Running"
 )

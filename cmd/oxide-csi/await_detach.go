@@ -31,10 +31,11 @@ answer; 2, the configuration is wrong.`
 func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use:   "await-detach",
-		Short: "Wait until a Kubernetes Node that is given up has no volumes",
-		Long:  awaitDetachHelp,
-		Args:  noArgs,
+		Use:     "await-detach",
+		Short:   "Wait until a Kubernetes Node that is given up has no volumes",
+		Long:    awaitDetachHelp,
+		Example: `  oxide-csi await-detach --node-name=worker-1 --timeout=2m`,
+		Args:    noArgs,
 	}
 	flags := cmd.Flags()
 	config.IdentityFlags(flags)

@@ -25,9 +25,11 @@ import (
 )
 
 const bundleHelp = `support-bundle writes one tar file for a question to the maintainers, and prints what is in it: the version, the
-settings, what doctor finds, the orphans, and the metrics and the readiness of the plugin at --http-endpoint. What cannot be
-read is left out, with the reason. No token and no password is in it, but IDs, names and addresses are: look at it before
-you pass it on. FILE must not exist yet. Logs are not in it.
+settings, what doctor finds, the orphans, the metrics and the readiness of the plugin at --http-endpoint, and the last lines
+of the plugin's logs: of up to 20 pods (list pods, get pods/log) or allocations (plugin { policy = "read" }, and the
+capabilities read-job and read-logs in the namespace of the plugin's jobs), those of controllers and of unhealthy nodes
+first, and this host's journal. What cannot be read is left out, with the reason. No token and no password is in it, but
+IDs, names and addresses are: look at it before you pass it on. FILE must not exist yet.
 
 ` + operatorHelp
 
@@ -49,12 +51,14 @@ func bundleCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
 		bundle := tar.NewWriter(file)
-		for _, part := range o.bundleParts(cfg) {
+		redact := redactor(cfg)
+		for _, part := range append(o.bundleParts(cfg), logParts(ctx, cfg)...) {
 			content, err := part.read(ctx)
 			if err != nil {
 				_, _ = fmt.Fprintf(o.stdout, "%s is left out: %s\n", part.name, err)
 				continue
 			}
+			content = redact(content)
 			header := tar.Header{Name: part.name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()}
 			if err := bundle.WriteHeader(&header); err != nil {
 				return err

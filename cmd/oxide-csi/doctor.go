@@ -7,6 +7,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
@@ -33,6 +35,8 @@ line is ok, a warning or a failure, with what was looked at, what was found and 
 
 It examines a rack if the settings of a rack are set, as in the controller's container; the node if --mode, the Node's
 name or the state folder says that this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR.
+Which restarts are planned, and why one has not begun, it asks of a controller on this host, at --endpoint of that
+controller (CSI_ENDPOINT); elsewhere it reads the controller's last reports in the orchestrator.
 
 ` + operatorHelp + `
 
@@ -96,6 +100,9 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 			parts = append(parts, func() []metadata.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
 		}
 	}
+	if socket, ok := controllerSocket(cfg, o.environ); ok {
+		parts = append(parts, func() []metadata.Finding { return examineRestarts(ctx, socket) })
+	}
 	if len(parts) == 0 {
 		return nil, usage(
 			"there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig",
@@ -114,15 +121,72 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 	return all, nil
 }
 
+// controllerSocket returns the socket of a controller on this host, if there is one.
+func controllerSocket(cfg config.Config, environ []string) (path string, exists bool) {
+	var socket config.SocketFlag = defaultControllerSocket
+	text := getenv(environ, "OXIDE_CSI_CONTROLLER_ENDPOINT")
+	if text == "" && cfg.Mode.Controller() {
+		text = getenv(environ, "CSI_ENDPOINT")
+	}
+	if text != "" && socket.Set(text) != nil {
+		return "", false
+	}
+	info, err := os.Stat(string(socket))
+	return string(socket), err == nil && info.Mode().Type() == os.ModeSocket
+}
+
+// examineRestarts asks the controller for its planned restarts, which only the controller knows.
+func examineRestarts(ctx context.Context, socket string) []metadata.Finding {
+	plugin, err := client.New(client.Options{Controller: socket, Node: socket})
+	if err != nil {
+		return diagnose.RestartsUnknown(socket, err)
+	}
+	restarts, planned, err := plugin.Restarts(ctx)
+	if err = errors.Join(err, plugin.Close()); err != nil {
+		return diagnose.RestartsUnknown(socket, err)
+	}
+	if !planned {
+		return nil
+	}
+	return diagnose.ExamineRestarts(restarts, time.Now())
+}
+
 // examiner returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
 func examiner(cfg config.Config) metadata.Examiner {
 	switch options := kubernetesOptions(cfg); {
 	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
 		return kubernetes.NewOperator(options)
 	case cfg.Orchestrator() == config.MetadataNomad:
-		return nomad.NewOperator(nomadOptions(cfg))
+		operator := nomad.NewOperator(nomadOptions(cfg))
+		operator.Needs = neededPolicies(cfg)
+		return operator
 	}
 	return nil
+}
+
+// neededPolicies are the policies of Nomad that this process needs: in an allocation of the plugin those of its job,
+// and elsewhere that of a user of volumes.
+func neededPolicies(cfg config.Config) (names []string) {
+	if cfg.NomadSocket == "" {
+		return []string{nomad.PolicyOperator}
+	}
+	restarts := cfg.AttachMode == config.AttachRestart
+	if cfg.Mode.Node() {
+		names = append(names, nomad.PolicyNode)
+		if restarts {
+			names = append(names, nomad.PolicyRestartNode)
+		}
+	}
+	if cfg.Mode.Controller() {
+		names = append(names, nomad.PolicyController)
+	}
+	if cfg.Mode.Controller() && restarts {
+		names = append(names, nomad.PolicyRestartController)
+		if cfg.RestartShutdown == config.ShutdownDrain {
+			names = append(names, nomad.PolicyRestartDrain)
+		}
+	}
+	return names
 }
 
 // newClockedRack makes a client of a rack that also reads the rack's clock.

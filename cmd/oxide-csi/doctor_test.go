@@ -62,3 +62,27 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v", node)
 	}
 }
+
+// The command asks the controller of this host why a planned restart has not begun.
+func TestDoctorOfPlannedRestarts(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
+		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
+	}}
+	h.start(t, false)
+	environ := append(h.rackEnv(t), h.environ...)
+	if got := runPlugin(t, environ, "doctor"); !strings.Contains(got.stdout, "no instance needs one") {
+		t.Errorf("before: %+v", got)
+	}
+	h.ok(t, "volume", "create", "x", "--size=1GiB")
+	h.fails(t, 5, "volume", "attach", "x", "--node="+h.sim.Instances[0].ID)
+	eventually(t, "doctor says why the restart has not begun", func() bool {
+		got := runPlugin(t, environ, "doctor")
+		return got.code == 1 && strings.Contains(got.stdout, "its restart has not begun") &&
+			strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) && strings.Contains(got.stdout, "(policy)")
+	})
+	must(t, h.controller.Stop())
+	if got := runPlugin(t, environ, "doctor"); strings.Contains(got.stdout, "its restart") {
+		t.Errorf("without a controller: %+v", got)
+	}
+}

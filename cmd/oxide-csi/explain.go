@@ -5,7 +5,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -14,18 +13,22 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
 
 const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
 wrong, with a permanent word by which docs/how-to/troubleshooting.md is sorted. Then it says who has to act, and the next
 step; then come all links of the chain, and what the plugin and the orchestrator said last. It changes nothing.
 
-VOLUME is a volume ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME, or the name of a PersistentVolume. Without an orchestrator it
-is a volume ID or the name of a volume, and the command shows the rack's part. The node's part is what the orchestrator
-repeats of the node plugin's answers.
+VOLUME is a volume ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME, or the name of a PersistentVolume. In Nomad it is a volume's
+ID or external ID, NAMESPACE/VOLUME, or the ID of an allocation or its beginning. Without an orchestrator it is a volume
+ID or the name of a volume, and the command shows the rack's part. The node's part is what Kubernetes repeats of the node
+plugin's answers, or what the logs of the plugin's allocations in Nomad say: no further right is needed. On the instance
+that has the disk the command also shows device, filesystem and mounts.
 
 ` + operatorHelp
 
@@ -36,9 +39,10 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		Short: "Say why a volume does not work, and who has to act",
 		Long:  explainHelp,
 		Example: `  oxide-csi explain default/data --kubeconfig=$HOME/.kube/config
-  oxide-csi explain pod/default/postgres-0 --kubeconfig=$HOME/.kube/config`,
+  oxide-csi explain pod/default/postgres-0 --kubeconfig=$HOME/.kube/config
+  NOMAD_ADDR=https://nomad.example:4646 oxide-csi explain shop/data`,
 		Args:              exactly("VOLUME"),
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: firstArgument(o.completeVolume()),
 	}
 	return o.command(cmd, func(cmd *cobra.Command, cfg config.Config, args []string) error {
 		racks, err := o.racks(cfg, slog.New(slog.DiscardHandler))
@@ -52,10 +56,11 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		orchestrator := tracer(cfg)
 		if orchestrator == nil && (len(racks) == 0 || subject.Claim != "" || subject.Pod != "") {
 			return usage(
-				"explain needs an orchestrator for this: set --kubeconfig; for a volume ID the settings of a rack are enough",
+				"explain needs an orchestrator for this: set --kubeconfig or NOMAD_ADDR; for a volume ID the settings of a rack are enough",
 			)
 		}
-		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID)
+		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID,
+			device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot})
 		if err != nil {
 			return err
 		}
@@ -68,8 +73,11 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 
 // tracer returns the orchestrator of the settings, or nil.
 func tracer(cfg config.Config) metadata.Tracer {
-	if cfg.Orchestrator() == config.MetadataKubernetes {
+	switch cfg.Orchestrator() {
+	case config.MetadataKubernetes:
 		return kubernetes.NewOperator(kubernetesOptions(cfg))
+	case config.MetadataNomad:
+		return nomad.NewOperator(nomadOptions(cfg))
 	}
 	return nil
 }
@@ -101,10 +109,10 @@ func parseSubject(text string) (metadata.Subject, error) {
 	return metadata.Subject{Name: text}, nil
 }
 
+// printExplanation prints an explanation. Its first line alone says what to do.
 func printExplanation(w io.Writer, e diagnose.Explanation) {
-	line(w, e.Reason+": "+e.Verdict)
+	line(w, e.Reason+": "+e.Verdict+"; next: "+e.Next)
 	line(w, "who acts: "+e.Actor)
-	line(w, "next: "+e.Next)
 	line(w)
 	for _, step := range e.Chain {
 		mark := ""
@@ -115,6 +123,10 @@ func printExplanation(w io.Writer, e diagnose.Explanation) {
 	}
 	for _, message := range e.Messages {
 		line(w)
-		line(w, fmt.Sprintf("%s, %s ago: %s", message.Link, ageText(message.Last), message.Text))
+		from := message.Link
+		if !message.Last.IsZero() {
+			from += ", " + ageText(message.Last) + " ago"
+		}
+		line(w, from+": "+message.Text)
 	}
 }

@@ -6,6 +6,10 @@ package main_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,12 +52,16 @@ func newCluster(volumeID, instanceID string) *simtest.Cluster {
 	c.Put(csiNodeList, "", "worker-1", object{"spec": object{"drivers": []object{
 		{"name": "csi.oxide.computer", "nodeID": instanceID},
 	}}})
-	c.Put(podList, "default", "db", object{
+	c.Put(podList, "default", "db", podIn("Pending"))
+	return c
+}
+
+func podIn(phase string) object {
+	return object{
 		"spec": object{"nodeName": "worker-1", "volumes": []object{
 			{"name": "v", "persistentVolumeClaim": object{"claimName": "data"}},
-		}}, "status": object{"phase": "Pending"},
-	})
-	return c
+		}}, "status": object{"phase": phase},
+	}
 }
 
 func attachment(attached bool, failure string) object {
@@ -101,6 +109,56 @@ func (h *host) explain(t *testing.T, kubeconfig, volumeID string) explained {
 	return answer
 }
 
+// On the node itself the command also shows device, filesystem and mounts. Elsewhere it says where they can be seen.
+func TestExplainOnTheNode(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	id := h.ok(t, "volume", "create", "postgres", "--size=1GiB")
+	h.ok(t, "volume", "attach", id)
+	guest := h.sim.Instances[0].Guest
+	node := append(h.rackEnv(t), "OXIDE_CSI_DEV_ROOT="+guest+"/dev", "OXIDE_CSI_SYS_ROOT="+guest+"/sys")
+	links := func(environ []string) string {
+		t.Helper()
+		got := runPlugin(t, environ, "explain", id, "--json")
+		if got.code != 0 || got.stderr != "" {
+			t.Fatalf("%+v", got)
+		}
+		var answer explained
+		must(t, json.Unmarshal([]byte(got.stdout), &answer))
+		var text strings.Builder
+		for _, step := range answer.Chain[2:] { // after disk and instance
+			fmt.Fprintf(&text, "%s: %s: %s\n", step.Link, step.Object, step.State)
+		}
+		return text.String()
+	}
+	instance, disk := h.sim.Instances[0].ID, filepath.Base(h.device(t, id))
+	serial, err := os.ReadFile(filepath.Join(guest, "sys/block", disk, "device/serial"))
+	must(t, err)
+	device := "device: device " + disk + ", serial " + strings.TrimSpace(string(serial)) + ": ready\n"
+	content := "filesystem: content of " + disk + ": "
+	expect := func(environ []string, want string) {
+		t.Helper()
+		if got := links(environ); got != want {
+			t.Errorf("got\n%swant\n%s", got, want)
+		}
+	}
+	expect(append(h.rackEnv(t), "OXIDE_CSI_SYS_ROOT="+h.dir), "device: device in the guest of "+instance+
+		": not read: run explain on that instance\n")
+	expect(node, device+content+"nothing known\nmount: mounts: none\n")
+	data := filepath.Join(h.dir, "data")
+	h.ok(t, "volume", "mount", id, data, "--fs-type=ext4")
+	staged := filepath.Join(h.dir, "staging", id)
+	if got := links(node); !strings.HasPrefix(got, device+content+"ext4, mounted\n") ||
+		!strings.Contains(got, "mount: mount "+staged) || !strings.Contains(got, "mount: mount "+data+": writable\n") {
+		t.Errorf("mounted: %s", got)
+	}
+	h.ok(t, "volume", "unmount", id, data)
+	if got := links(node); !strings.HasPrefix(got, device+content+"ext4, UUID ") {
+		t.Errorf("unmounted: %s", got)
+	}
+	h.ok(t, "volume", "detach", id)
+}
+
 // The stories of the Kubernetes objects: the command follows the chain through all of them.
 func TestExplainFollowsKubernetes(t *testing.T) {
 	t.Parallel()
@@ -110,8 +168,9 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 		reason string
 		change func(c *simtest.Cluster)
 	}{
-		"all is well": {"Works", func(*simtest.Cluster) {}},
-		"an attach that failed before it succeeded": {"Works", func(c *simtest.Cluster) {
+		"all is well":          {"Works", func(c *simtest.Cluster) { c.Put(podList, "default", "db", podIn("Running")) }},
+		"nothing was said yet": {"NotStartedYet", func(*simtest.Cluster) {}},
+		"an attach that failed before it succeeded": {"NotStartedYet", func(c *simtest.Cluster) {
 			event(c, "FailedAttachVolume", "attaches and detaches disks only while the instance is stopped")
 		}},
 		"no hot-plug": {"RackHasNoHotplug", func(c *simtest.Cluster) {
@@ -187,7 +246,8 @@ func TestExplainAClaimWithoutAVolume(t *testing.T) {
 				})
 			}
 			got := runPlugin(t, h.rackEnv(t), "explain", "default/data", serveCluster(t, c))
-			if first, _, _ := strings.Cut(got.stdout, ":"); got.code != 0 || first != test.reason {
+			first, _, _ := strings.Cut(got.stdout, "\n")
+			if got.code != 0 || !strings.HasPrefix(first, test.reason+": ") || !strings.Contains(first, "; next: ") {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -286,6 +346,54 @@ func TestExplainErrors(t *testing.T) {
 		got := runPlugin(t, h.rackEnv(t), append([]string{"explain"}, test.args...)...)
 		if got.code != test.code || got.stdout != "" {
 			t.Errorf("%v: %+v", test.args, got)
+		}
+	}
+}
+
+// An allocation waits in Nomad, and its log says that the rack has no hot-plug: the verdict is that of Kubernetes, and
+// the next step has no command of Kubernetes.
+func TestExplainFollowsNomad(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	id, instance := h.ok(t, "volume", "create", "data", "--size=1GiB"), h.sim.Instances[0].ID
+	const waits, ours, client = "5a7d9b11-0000-4000-8000-000000000001", "7c7d9b11-0000-4000-8000-000000000003", "c1"
+	const refusal = "cannot attach disk x: instance y is running, and this rack attaches and detaches disks only while " +
+		"the instance is stopped: stop it"
+	answers := map[string]any{
+		"/v1/volumes": []object{{"ID": "data", "Namespace": "shop", "ExternalID": id, "Provider": "csi.oxide.computer"}},
+		"/v1/volume/csi/data": object{
+			"ID": "data", "Namespace": "shop", "ExternalID": id, "PluginID": "oxide", "ControllersHealthy": 1,
+			"Allocations": []object{{"ID": waits, "Name": "db[0]", "NodeID": client, "ClientStatus": "pending"}},
+		},
+		"/v1/plugin/csi/oxide": object{
+			"Controllers": object{client: object{"Healthy": true, "AllocID": ours}},
+			"Nodes":       object{client: object{"Healthy": true, "NodeInfo": object{"ID": instance}}},
+		},
+		"/v1/node/" + client: object{"Name": "client-1", "Status": "ready"},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Nomad-Index", "1")
+		answer, has := answers[r.URL.Path]
+		switch namespace := r.URL.Query().Get("namespace"); {
+		case r.URL.Path == "/v1/plugin/csi/oxide" && (namespace == "*" || namespace == "oxide-csi"):
+			// Nomad shows the allocations of the namespace that the request names.
+			plugin := maps.Clone(answer.(object))
+			plugin["Allocations"] = []object{{"ID": ours, "NodeID": client, "TaskStates": object{"plugin": object{}}}}
+			_ = json.NewEncoder(w).Encode(plugin)
+		case r.URL.Path == "/v1/client/fs/logs/"+ours:
+			_, _ = fmt.Fprintf(w, "time=2026-01-02T03:04:05Z msg=answered volume_id=%s error=%q\n", id, refusal)
+		case has:
+			_ = json.NewEncoder(w).Encode(answer)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(server.Close)
+	for _, subject := range []string{"shop/data", "data", id} {
+		got := runPlugin(t, append(h.rackEnv(t), "NOMAD_ADDR="+server.URL), "explain", subject)
+		if first, _, _ := strings.Cut(got.stdout, ":"); got.code != 0 || first != "RackHasNoHotplug" ||
+			!strings.Contains(got.stdout, "node client-1") || strings.Contains(got.stdout, "kubectl") {
+			t.Errorf("%s: %+v", subject, got)
 		}
 	}
 }

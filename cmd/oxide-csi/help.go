@@ -33,7 +33,8 @@ const usageWidth = 120
 func printUsage(cmd *cobra.Command) error {
 	w := cmd.OutOrStderr()
 	if cmd.HasExample() {
-		fmt.Fprintf(w, "Examples:\n%s\n\n", cmd.Example)
+		example := strings.ReplaceAll(cmd.Example, "oxide-csi ", cmd.Root().CommandPath()+" ")
+		fmt.Fprintf(w, "Examples:\n%s\n\n", example)
 	}
 	fmt.Fprint(w, "Usage:")
 	if cmd.Runnable() {

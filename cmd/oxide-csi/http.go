@@ -109,15 +109,14 @@ func pages(
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		for _, check := range checks {
-			if ready, reason := check.Ready(); !ready {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				fmt.Fprintf(w, "not ready: %s\n", reason)
-				return
-			}
+		if ready, reason := allReady(checks); !ready {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintf(w, "not ready: %s\n", reason)
+			return
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	measured.RegisterReady(func() bool { ready, _ := allReady(checks); return ready })
 	mux.Handle("GET /metrics", measured)
 	if cfg.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -128,8 +127,18 @@ func pages(
 	return mux
 }
 
-// idleConnections closes idle connections while the limit is reached. Otherwise clients that keep theirs open would keep
-// the probes out, and the orchestrator would restart the plugin.
+// allReady reports whether all checks say that the plugin is ready, and the reason of the first that does not.
+func allReady(checks []readinessCheck) (ready bool, reason string) {
+	for _, check := range checks {
+		if ready, reason := check.Ready(); !ready {
+			return false, reason
+		}
+	}
+	return true, ""
+}
+
+// idleConnections closes idle connections while the limit is reached. Otherwise clients that keep theirs open would
+// keep the probes out, and the orchestrator would restart the plugin.
 type idleConnections struct {
 	mu   sync.Mutex
 	open int

@@ -88,6 +88,9 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 		code, body := get(t, "http://"+addr+"/readyz")
 		return code == 503 && strings.HasPrefix(body, "not ready: identity of this node: wait for "+file)
 	})
+	if _, page := get(t, "http://"+addr+"/metrics"); !strings.Contains(page, "\noxide_csi_ready 0\n") {
+		t.Error("the metrics do not say that the plugin is not ready")
+	}
 	select {
 	case s := <-ready:
 		t.Fatalf("the plugin is ready without an identity: %v", s.err)
@@ -106,6 +109,9 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 	}
 	if code, body := get(t, "http://"+addr+"/readyz"); code != 200 || body != "ok\n" {
 		t.Errorf("/readyz: %d %q", code, body)
+	}
+	if _, page := get(t, "http://"+addr+"/metrics"); !strings.Contains(page, "\noxide_csi_ready 1\n") {
+		t.Error("the metrics do not say that the plugin is ready")
 	}
 	if n := strings.Count(s.plugin.Stderr().String(), "this node is not known yet"); n != 1 {
 		t.Errorf("the log has the reason %d times, want once: %s", n, s.plugin.Stderr())

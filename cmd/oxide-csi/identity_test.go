@@ -90,8 +90,8 @@ func TestNodeNeedsNoIdentitySettings(t *testing.T) {
 	}
 }
 
-// addressForLater returns a loopback address that no process listens on for a while. Its IP address is random: a process
-// that meanwhile takes a free port of 127.0.0.1 does not get this one.
+// addressForLater returns a loopback address that no process listens on for a while. Its IP address is random: a
+// process that meanwhile takes a free port of 127.0.0.1 does not get this one.
 func addressForLater(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(255), 1+rand.N(254)))

@@ -16,6 +16,7 @@
 //   - provider.go, restart.go: build their parts for node identity and planned restarts
 //   - http.go: health and metrics
 //   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the subcommands
+//   - complete.go: what shells complete
 //   - operator.go, doctor.go, explain.go, orphans.go, bundle.go: the commands of an operator
 package main
 
@@ -25,6 +26,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,12 +45,20 @@ const (
 )
 
 func main() {
-	os.Exit(run(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	os.Exit(run(os.Args[0], os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-func run(args, environ []string, stdout, stderr io.Writer) int {
+// run runs the program. name is the name by which it was started.
+func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 	stdout, stderr = printable{stdout}, printable{stderr}
+	isKubectlPlugin := filepath.Base(name) == kubectlPlugin
+	if isKubectlPlugin {
+		environ = withKubeconfig(environ)
+	}
 	root := command(environ, stdout, stderr)
+	if isKubectlPlugin {
+		asKubectlPlugin(root)
+	}
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
@@ -66,6 +77,34 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 		return exit.code
 	}
 	return exitFailed
+}
+
+// kubectlPlugin is the name of a link to this program with which kubectl runs it as "kubectl oxide".
+const kubectlPlugin = "kubectl-oxide"
+
+// asKubectlPlugin makes a plugin of kubectl of the program: help speaks of "kubectl oxide", and nothing is served.
+func asKubectlPlugin(root *cobra.Command) {
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl oxide"}
+	root.Short, root.Long = "Volumes on Oxide racks", "kubectl oxide shows and repairs volumes on Oxide racks."
+	root.Example = "  oxide-csi explain default/data\n  oxide-csi doctor"
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.ResetFlags()
+}
+
+// withKubeconfig adds the kubeconfig file that kubectl uses, unless the plugin's own variable names one. Of several
+// files in KUBECONFIG only the first is used.
+func withKubeconfig(environ []string) []string {
+	const own = "OXIDE_CSI_KUBECONFIG"
+	if getenv(environ, own) != "" {
+		return environ
+	}
+	file := getenv(environ, "HOME") + "/.kube/config"
+	if named := filepath.SplitList(getenv(environ, "KUBECONFIG")); len(named) > 0 {
+		file = named[0]
+	} else if _, err := os.Stat(file); err != nil {
+		return environ
+	}
+	return append(slices.Clone(environ), own+"="+file)
 }
 
 func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
@@ -108,16 +147,17 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		orphansCommand(environ, stdout, stderr),
 		bundleCommand(environ, stdout, stderr),
 		&cobra.Command{
-			Use:   "version",
-			Short: "Print the version",
-			Args:  noArgs,
-			Run:   func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
+			Use:     "version",
+			Short:   "Print the version",
+			Example: `  oxide-csi version`,
+			Args:    noArgs,
+			Run:     func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
 		},
 	)
 	return root
 }
 
-// helpNewcomer prints the help for somebody who started the program to see what it is: neither mode nor endpoint is set
+// helpNewcomer prints the help for a user who started the program to see what it is: neither mode nor endpoint is set
 // anywhere. The problems of the configuration follow.
 func helpNewcomer(cmd *cobra.Command, stderr io.Writer, err error) {
 	var problems config.Problems
@@ -128,16 +168,32 @@ func helpNewcomer(cmd *cobra.Command, stderr io.Writer, err error) {
 	}
 }
 
-// noArgs rejects what is not a subcommand. It suggests a command with a similar name, or one that lists the word in
-// SuggestFor.
+// noArgs rejects what is not a subcommand, and suggests one.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	advice := "see " + cmd.CommandPath() + " --help"
-	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
-	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
-		advice = "did you mean " + cmd.CommandPath() + " " + similar[0] + "?"
+	if similar := similarCommand(cmd, args[0]); similar != "" {
+		advice = "did you mean " + cmd.CommandPath() + " " + similar + "?"
 	}
 	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
+}
+
+// similarCommand returns the subcommand that lists a word in SuggestFor, or one with a similar name, or "". The list
+// comes first: umount is nearer to mount than to unmount.
+func similarCommand(cmd *cobra.Command, word string) string {
+	for _, sub := range cmd.Commands() {
+		if slices.Contains(sub.SuggestFor, word) {
+			return sub.Name()
+		}
+	}
+	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
+	if len(word) > 5 {
+		cmd.SuggestionsMinimumDistance = 2 // or two are exchanged
+	}
+	if similar := cmd.SuggestionsFor(word); len(similar) > 0 {
+		return similar[0]
+	}
+	return ""
 }

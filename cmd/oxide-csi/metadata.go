@@ -47,7 +47,9 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 		Use:   "metadata",
 		Short: "Print or write which instance this is",
 		Long:  metadataHelp,
-		Args:  noArgs,
+		Example: `  oxide-csi metadata
+  oxide-csi metadata --provider=kubernetes --node-name=worker-1 --output=/run/oxide-csi/metadata`,
+		Args: noArgs,
 	}
 	flags := cmd.Flags()
 	config.IdentityFlags(flags)

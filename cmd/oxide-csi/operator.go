@@ -18,8 +18,8 @@ import (
 // The commands of an operator use the plugin's own settings, and need no running plugin.
 
 // operatorHelp ends the help of these commands.
-const operatorHelp = `It uses the plugin's own settings, as flags, from the environment or from a file: in the plugin's container nothing has to
-be set. With --kubeconfig, NOMAD_ADDR and the settings of a rack it runs anywhere.`
+const operatorHelp = `The command reads the plugin's own settings: flags, environment or file. In the plugin's container nothing has to be set.
+Elsewhere give it --kubeconfig or NOMAD_ADDR, and the settings of a rack.`
 
 // operator holds what the commands of an operator share.
 type operator struct {

@@ -43,7 +43,7 @@ func orphansCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		Long:  orphansHelp,
 		Example: `  oxide-csi orphans --kubeconfig=$HOME/.kube/config
   oxide-csi orphans --delete --yes 0b19a3c4-6a0e-4c52-9f0a-0e5f3a7d9b11`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.completeOrphan(),
 	}
 	cmd.Flags().BoolVar(&remove, "delete", false, "ask for each orphan whether to delete it")
 	cmd.Flags().BoolVar(&yes, "yes", false, "with --delete: do not ask, and delete the orphans whose IDs are arguments")

@@ -35,10 +35,11 @@ const maxReadyAnswer = 64 << 10
 func readyCommand(stdout io.Writer) *cobra.Command {
 	var address string
 	cmd := &cobra.Command{
-		Use:   "ready",
-		Short: "Ask a running plugin whether it is ready, and why not",
-		Long:  readyHelp,
-		Args:  noArgs,
+		Use:     "ready",
+		Short:   "Ask a running plugin whether it is ready, and why not",
+		Long:    readyHelp,
+		Example: `  oxide-csi ready --http-endpoint=:9808`,
+		Args:    noArgs,
 	}
 	cmd.Flags().StringVar(&address, "http-endpoint", "", "the plugin's --http-endpoint, such as :9808")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

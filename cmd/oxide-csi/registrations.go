@@ -70,7 +70,7 @@ func printRegistration(w io.Writer, format *template.Template, r registration) {
 	}
 }
 
-// persistentVolume keeps the disk when its claim is deleted. The annotation lets the plugin delete the disk if somebody
+// persistentVolume keeps the disk when its claim is deleted. The annotation lets the plugin delete the disk if a user
 // changes the reclaim policy (sig-storage-lib-external-provisioner, controller/controller.go, shouldDelete).
 var persistentVolume = template.Must(template.New("PersistentVolume").Parse(`---
 apiVersion: v1

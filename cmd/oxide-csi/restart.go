@@ -90,6 +90,24 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 	return nil
 }
 
+// newSelfReporter returns what the controller uses to publish events about itself. It returns nil without Kubernetes: a
+// plugin cannot write events of its own allocation in Nomad.
+func newSelfReporter(cfg config.Config) metadata.SelfReporter {
+	if cfg.Orchestrator() != config.MetadataKubernetes {
+		return nil
+	}
+	return kubernetes.NewSelf(kubernetesOptions(cfg))
+}
+
+// newOrchestrator returns what the controller asks for the users of a volume. It returns nil without Nomad: Kubernetes
+// never leaves an unpublish out.
+func newOrchestrator(cfg config.Config) controller.Orchestrator {
+	if cfg.Orchestrator() != config.MetadataNomad {
+		return nil
+	}
+	return nomad.NewOperator(nomadOptions(cfg))
+}
+
 // newListener returns what the node uses to receive restart requests. It returns nil without an orchestrator.
 func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
 	switch cfg.Orchestrator() {

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -179,7 +178,7 @@ func (t *tasks) run(name string, task func()) {
 	t.Go(func() {
 		defer func() {
 			if reason := recover(); reason != nil {
-				t.log.Error("panic", "task", name, "type", fmt.Sprintf("%T", reason), "stack", string(debug.Stack()))
+				rpc.LogPanic(t.log, slog.String("task", name), reason)
 			}
 		}()
 		task()

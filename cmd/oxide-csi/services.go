@@ -88,16 +88,19 @@ func buildController(
 		background.run("check rack "+client.Name(), func() { awaitRack(ctx, client, answers, log) })
 	}
 	service := controller.New(controller.Options{
-		Racks:       racks,
-		Cluster:     cfg.ClusterID,
-		MaxDisks:    cfg.MaxDisks,
-		DetachGrace: cfg.DetachGrace,
-		Restarts:    plannedRestarts(ctx, cfg, background, log),
-		Metrics:     measured,
-		Log:         log,
+		Racks:        racks,
+		Cluster:      cfg.ClusterID,
+		MaxDisks:     cfg.MaxDisks,
+		DetachGrace:  cfg.DetachGrace,
+		Restarts:     plannedRestarts(ctx, cfg, background, log),
+		Orchestrator: newOrchestrator(cfg),
+		Self:         newSelfReporter(cfg),
+		Metrics:      measured,
+		Log:          log,
 	})
 	service.StartSweeping(ctx)
 	for _, client := range racks {
+		measured.RegisterRack(client.Name(), client.Calls, func() int { return service.UnfinishedExpansions(client) })
 		background.run("expiry of the token of rack "+client.Name(), func() { service.WatchToken(ctx, client) })
 		background.run("deferred detaches on rack "+client.Name(), func() { service.DetachLater(ctx, client) })
 		background.run("planned restarts on rack "+client.Name(), func() {
@@ -208,8 +211,8 @@ const (
 )
 
 // awaitRack checks the rack until it can be used as configured: it negotiates the API version and reads the project.
-// So a wrong host, token or project is logged, and shown on /readyz, before the first volume is created. A known project
-// also proves that a later 404 of a disk means that the disk does not exist.
+// So a wrong host, token or project is logged, and shown on /readyz, before the first volume is created. A known
+// project also proves that a later 404 of a disk means that the disk does not exist.
 //
 // The plugin serves meanwhile, and [core.Identity.Probe] says that it is ready: with several racks the others work, and
 // an RPC's error tells its caller more than a plugin that does not answer.

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,9 +24,12 @@ a volume from a snapshot, use "oxide-csi volume create NAME --from-snapshot=SNAP
 SNAPSHOT is a snapshot's ID, or the name with which it was created. For everything else, such as exit codes, see
 oxide-csi volume --help.`
 
+const snapshotExample = `  oxide-csi snapshot create postgres-monday --volume=postgres
+  oxide-csi volume create postgres-test --from-snapshot=postgres-monday`
+
 func snapshotCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	b := &storageCommands{environ: environ, stdout: stdout, stderr: stderr}
-	cmd := b.group("snapshot", "Create and list snapshots without an orchestrator", snapshotHelp)
+	cmd := b.group("snapshot", "Create and list snapshots without an orchestrator", snapshotHelp, snapshotExample)
 	cmd.AddCommand(b.createSnapshot(), b.listSnapshots(), b.showSnapshot(), b.deleteSnapshot())
 	return cmd
 }
@@ -60,40 +64,68 @@ have all data in it, unmount the volume first. Repeated with the same name and v
 func (b *storageCommands) listSnapshots() *cobra.Command {
 	var volume string
 	cmd := &cobra.Command{
-		Use:               "list",
-		SuggestFor:        []string{"ls"},
-		Short:             "List the snapshots of the project",
+		Use:        "list",
+		SuggestFor: []string{"ls"},
+		Short:      "List the snapshots of the project",
+		Example: `  oxide-csi snapshot list --volume=postgres --sort-by=age
+  oxide-csi snapshot list --output=wide`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().StringVar(&volume, "volume", "", "only list snapshots of this VOLUME")
 	completeFlag(cmd, "volume", b.completeVolume())
+	b.withWatch(cmd)
+	sortSnapshots := order[client.Snapshot]{
+		"name":   func(x, y client.Snapshot) int { return cmp.Compare(snapshotName(x), snapshotName(y)) },
+		"size":   func(x, y client.Snapshot) int { return cmp.Compare(x.SizeBytes, y.SizeBytes) },
+		"age":    func(x, y client.Snapshot) int { return y.Created.Compare(x.Created) },
+		"volume": func(x, y client.Snapshot) int { return cmp.Compare(sourceOf(x), sourceOf(y)) },
+	}.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
+		return runAndView(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
 			snapshots, err := plugin.ListSnapshots(ctx, volume)
 			if err == nil {
 				err = plugin.SetSourceVolumes(ctx, snapshots)
 			}
+			sortSnapshots(snapshots)
 			return snapshots, err
-		}, printSnapshots)
+		}, view[[]client.Snapshot]{table: printSnapshots, wide: printSnapshotsWide, names: snapshotArguments})
 	}
 	return cmd
 }
 
+func snapshotName(s client.Snapshot) string { return nameText(s.Name, s.Cluster, s.RackName) }
+
+func sourceOf(s client.Snapshot) string { return cmp.Or(s.SourceVolume, s.SourceVolumeID) }
+
+// snapshotRow is the row of a snapshot in both tables.
+func snapshotRow(s client.Snapshot) []string {
+	return []string{snapshotName(s), sizeText(s.SizeBytes), ageText(s.Created), sourceOf(s), strconv.FormatBool(s.Ready)}
+}
+
+var snapshotHeads = []string{"NAME", "SIZE", "AGE", "OF VOLUME", "READY"}
+
 func printSnapshots(w io.Writer, snapshots []client.Snapshot) {
-	line(w, "NAME", "SIZE", "AGE", "OF VOLUME", "READY", "RACK", "ID")
+	rows := [][]string{slices.Clone(snapshotHeads)}
 	for _, s := range snapshots {
-		line(
-			w,
-			nameText(s.Name, s.Cluster, s.RackName),
-			sizeText(s.SizeBytes),
-			ageText(s.Created),
-			cmp.Or(s.SourceVolume, s.SourceVolumeID),
-			strconv.FormatBool(s.Ready),
-			s.Rack,
-			s.ID,
-		)
+		rows = append(rows, snapshotRow(s))
 	}
+	fitted(w, rows)
+}
+
+func printSnapshotsWide(w io.Writer, snapshots []client.Snapshot) {
+	line(w, append(slices.Clone(snapshotHeads), "RACK", "ID")...)
+	for _, s := range snapshots {
+		line(w, append(snapshotRow(s), s.Rack, s.ID)...)
+	}
+}
+
+// snapshotArguments returns for each snapshot the name by which commands find it, or its ID.
+func snapshotArguments(snapshots []client.Snapshot) (names []string) {
+	for _, s := range snapshots {
+		names = append(names, cmp.Or(s.UsableName(), s.ID))
+	}
+	return names
 }
 
 func (b *storageCommands) showSnapshot() *cobra.Command {
@@ -101,6 +133,7 @@ func (b *storageCommands) showSnapshot() *cobra.Command {
 		Use:               "show SNAPSHOT",
 		SuggestFor:        []string{"get", "describe"},
 		Short:             "Show a snapshot",
+		Example:           `  oxide-csi snapshot show postgres-monday`,
 		Args:              exactly("SNAPSHOT"),
 		ValidArgsFunction: firstArgument(b.completeSnapshot()),
 	}
@@ -139,6 +172,7 @@ func (b *storageCommands) deleteSnapshot() *cobra.Command {
 		Long: `delete deletes a snapshot that the plugin created. Volumes created from it stay.
 
 If no snapshot has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
+		Example:           `  oxide-csi snapshot delete postgres-monday`,
 		Args:              exactly("SNAPSHOT"),
 		ValidArgsFunction: firstArgument(b.completeSnapshot()),
 	}

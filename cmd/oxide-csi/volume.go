@@ -7,19 +7,16 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
@@ -29,17 +26,18 @@ import (
 // The commands volume and snapshot are in these files:
 //
 //   - volume.go: the parts that both commands use
-//   - volume_rack.go: volumes on the rack: create, list, show, delete
+//   - volume_rack.go: volumes on the rack: create, expand, list, show, delete
 //   - volume_adopt.go: volumes of a cluster that is gone; registrations.go: what an orchestrator needs for them
 //   - volume_restart.go: the output about planned restarts
 //   - volume_encrypted.go: passphrases and headers of encrypted volumes
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
+//   - view.go: outputs, tables, sorting and --watch
 //   - client: the calls to the plugin
 
 const volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
-(mode controller or all) creates, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
-mounts and unmounts. The CSI calls are: attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
+(mode controller or all) creates, expands, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
+mounts and unmounts. The CSI calls are: expand, ControllerExpandVolume; attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
 NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
 
 Every command can be repeated, after success and after failure. A command stores nothing. It ends when the plugin has
@@ -52,6 +50,10 @@ Exit codes: 0, done, now or before; 2, the command line or one of its values is 
 is not ready: repeat; 4, the volume, snapshot or node does not exist; 5, another condition prevents it, see the message;
 6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 8, no plugin listens at the
 socket, or this user may not use it; 1, any other failure.`
+
+const volumeExample = `  id=$(oxide-csi volume create postgres --size=20GiB)
+  oxide-csi volume mount "$id" /srv/postgres --attach
+  oxide-csi volume list`
 
 // Defaults of the sockets and of the staging folder.
 const (
@@ -72,18 +74,20 @@ type storageCommands struct {
 	stagingDir                 string
 	devRoot, sysRoot           string
 	timeout                    time.Duration
-	json, dryRun, wait         bool
+	output                     string
+	json, dryRun, wait, watch  bool
 }
 
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	b := &storageCommands{environ: environ, stdout: stdout, stderr: stderr}
-	cmd := b.group("volume", "Create, attach and mount volumes without an orchestrator", volumeHelp)
+	cmd := b.group("volume", "Create, attach and mount volumes without an orchestrator", volumeHelp, volumeExample)
 	cmd.PersistentFlags().
 		Var(&b.node, "node-endpoint", "socket of this host's node plugin, if it differs from --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
 	cmd.PersistentFlags().
 		StringVar(&b.stagingDir, "staging-dir", "", "folder for the staging paths of mounted volumes; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
 	cmd.AddCommand(
 		b.createVolume(),
+		b.expandVolume(),
 		b.listVolumes(),
 		b.showVolume(),
 		b.attach(),
@@ -93,33 +97,19 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		b.deleteVolume(),
 		b.headerBackup(),
 		b.adopt(),
-		noExpand(),
 	)
 	return cmd
 }
 
-// noExpand answers for a command that people look for and that cannot exist.
-func noExpand() *cobra.Command {
-	return &cobra.Command{
-		Use:                "expand",
-		Aliases:            []string{"resize", "grow", "extend"},
-		Hidden:             true,
-		DisableFlagParsing: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usage("%q is not a command: a rack cannot change the size of a disk: make a larger copy with "+
-				"oxide-csi volume create NAME --from-volume=VOLUME --size=SIZE", cmd.CalledAs())
-		},
-	}
-}
-
 // group is a command that only has subcommands.
-func (b *storageCommands) group(name, short, long string) *cobra.Command {
+func (b *storageCommands) group(name, short, long, example string) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   name,
-		Short: short,
-		Long:  long,
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:     name,
+		Short:   short,
+		Long:    long,
+		Example: example,
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	flags := cmd.PersistentFlags()
 	flags.SortFlags = false
@@ -131,7 +121,10 @@ func (b *storageCommands) group(name, short, long string) *cobra.Command {
 	)
 	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 means no limit")
 	flags.BoolVar(&b.wait, "wait", false, "repeat until the plugin, the rack and the node are ready, or --timeout is up")
-	flags.BoolVar(&b.json, "json", false, "print the result as one JSON value")
+	flags.StringVarP(&b.output, "output", "o", "", "print the result as json or yaml; lists also as wide or name")
+	flags.BoolVar(&b.json, "json", false, "the same as --output=json")
+	completeFlag(cmd, "output", cobra.FixedCompletions(
+		view[int]{names: func(int) []string { return nil }}.outputs(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -169,7 +162,7 @@ func usage(format string, args ...any) error {
 }
 
 // client makes a client with the sockets of the flags and the environment.
-func (b *storageCommands) client(progress io.Writer) (*client.Client, error) {
+func (b *storageCommands) client(progress client.Progress) (*client.Client, error) {
 	if b.timeout < 0 {
 		return nil, config.Problems{{Flag: "--timeout", What: fmt.Sprintf("%s is negative", b.timeout)}}
 	}
@@ -220,7 +213,8 @@ func callPlugin[T any](
 	cmd *cobra.Command,
 	call func(context.Context, *client.Client) (T, error),
 ) (result T, calls []client.Call, err error) {
-	plugin, err := b.client(terminal(b.stderr))
+	progress := client.NewProgress(unfiltered(b.stderr))
+	plugin, err := b.client(progress)
 	if err != nil {
 		return result, nil, err
 	}
@@ -230,20 +224,26 @@ func callPlugin[T any](
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
 		defer cancel()
 	}
-	for reported := ""; ; {
+	reported := ""
+	for {
 		result, err = call(ctx, plugin)
 		if err == nil || !b.wait || ctx.Err() != nil || !client.IsWorthWaiting(err) {
 			break
 		}
+		if progress.Terminal != nil || reported != err.Error() {
+			progress.Show("waiting: " + err.Error())
+		}
 		if reported != err.Error() {
 			reported = err.Error()
-			_, _ = fmt.Fprintln(b.stderr, "waiting: "+reported)
 			_, _ = daemon.SdNotify(false, status(reported)) // of no use but under systemd
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(waitInterval):
 		}
+	}
+	if reported != "" {
+		progress.Clear()
 	}
 	if closeErr := plugin.Close(); err == nil {
 		err = closeErr
@@ -262,18 +262,33 @@ func runAndPrint[T any](
 	call func(context.Context, *client.Client) (T, error),
 	show func(io.Writer, T),
 ) error {
+	return runAndView(b, cmd, call, view[T]{table: show})
+}
+
+// runAndView is runAndPrint for a result with a view.
+func runAndView[T any](
+	b *storageCommands, cmd *cobra.Command, call func(context.Context, *client.Client) (T, error), v view[T],
+) error {
+	if b.json {
+		b.output = cmp.Or(b.output, outputJSON)
+	}
+	if known := v.outputs(); b.output != "" && !slices.Contains(known, b.output) {
+		return config.Problems{
+			{Flag: "--output", What: fmt.Sprintf("%q is not one of %s", b.output, strings.Join(known, ", "))},
+		}
+	}
+	if b.watch {
+		return watch(b, cmd, call, v)
+	}
 	result, calls, err := callPlugin(b, cmd, call)
 	switch {
 	case err != nil:
 		return err
-	case b.dryRun && b.json:
-		return printJSON(b.stdout, dryRun{true, calls})
 	case b.dryRun:
-		return printTable(b.stdout, func(w io.Writer) { printCalls(w, calls) })
-	case b.json:
-		return printJSON(b.stdout, result)
+		plan := view[dryRun]{table: func(w io.Writer, d dryRun) { printCalls(w, d.Calls) }}
+		return plan.print(b.stdout, b.output, dryRun{true, calls})
 	}
-	return printTable(b.stdout, func(w io.Writer) { show(w, result) })
+	return v.print(b.stdout, b.output, result)
 }
 
 // dryRun is the JSON output of a dry run.
@@ -282,46 +297,13 @@ type dryRun struct {
 	Calls  []client.Call `json:"calls"`
 }
 
-// terminal is stderr if it is a terminal, on which a line about a long wait can be overwritten. Otherwise it is nil. It
-// takes the escape sequences of that line, which has no text of a rack.
-func terminal(stderr io.Writer) io.Writer {
-	if filtered, is := stderr.(printable); is {
-		stderr = filtered.Writer
+// unfiltered returns the file behind an output that lets only printable text pass. Progress on a terminal needs it: it
+// escapes its text itself.
+func unfiltered(out io.Writer) io.Writer {
+	if filtered, is := out.(printable); is {
+		return filtered.Writer
 	}
-	file, ok := stderr.(*os.File)
-	if !ok {
-		return nil
-	}
-	if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
-		return nil
-	}
-	return file
-}
-
-// printJSON prints a value as indented JSON.
-func printJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
-}
-
-// printTable prints lines in aligned columns.
-func printTable(w io.Writer, write func(io.Writer)) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	write(table)
-	return table.Flush()
-}
-
-// oneCell replaces what would begin another cell or line. Any user of a rack can put it into a description.
-var oneCell = strings.NewReplacer("\t", "\uFFFD", "\n", "\uFFFD")
-
-// line writes a line of a table. The table returns write errors when it is flushed.
-func line(w io.Writer, columns ...string) {
-	for i, column := range columns {
-		columns[i] = oneCell.Replace(column)
-	}
-	_, _ = io.WriteString(w, strings.Join(columns, "\t")+"\n")
+	return out
 }
 
 // printCalls prints the calls of a dry run.
@@ -380,19 +362,13 @@ func sizeText(bytes int64) string {
 	return config.Size(bytes).String()
 }
 
-// completionTimeout bounds completion in a shell, where a user waits for it.
-const completionTimeout = 2 * time.Second
-
-// suggestion is one object for completion. name is empty if commands find the object only by its ID.
-type suggestion struct{ id, name, description string }
-
 // complete completes an argument or a flag's value with objects of the plugin: with names, and with IDs for the
 // beginning of an ID and for an object without a name. There are no suggestions if the plugin does not answer.
 func (b *storageCommands) complete(
 	list func(context.Context, *client.Client) ([]suggestion, error),
 ) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-		plugin, err := b.client(nil)
+		plugin, err := b.client(client.Progress{})
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -402,16 +378,7 @@ func (b *storageCommands) complete(
 		if plugin.Close() != nil || err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		var texts []string
-		for _, object := range objects {
-			for _, text := range []string{object.name, object.id} {
-				if text != "" && strings.HasPrefix(text, prefix) && !strings.ContainsAny(text, "\t\n") {
-					texts = append(texts, text+"\t"+object.description)
-					break
-				}
-			}
-		}
-		return texts, cobra.ShellCompDirectiveNoFileComp
+		return matching(objects, prefix), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

@@ -90,7 +90,7 @@ func (b *storageCommands) headerBackup() *cobra.Command {
 		Long: `header-backup copies the LUKS2 header of an encrypted volume that is attached to this instance to a new FILE of 16 MiB. It
 needs root and cryptsetup, but no passphrase. The volume may be in use.
 
-Without its header, the data of a volume is lost, whoever knows the passphrase. Keep the file as safe as the passphrase:
+Without its header, the data of a volume is lost, even with the passphrase. Keep the file as safe as the passphrase:
 with the file, a passphrase that was valid at the time of the copy opens the disk for ever. Repeat the copy after a change
 of the passphrase. To restore a header: cryptsetup luksHeaderRestore.`,
 		Example:           `  oxide-csi volume header-backup "$id" postgres.header`,

@@ -53,6 +53,13 @@ func TestEncryptedVolume(t *testing.T) {
 	}
 	must(t, os.WriteFile(key+".wrong", []byte("wrong"), 0o600))
 	must(t, os.WriteFile(key+".other", []byte("wrong too"), 0o600))
+	for file, text := range map[string]string{key: "canary-passphrase\n", key + ".wrong": "wrong"} {
+		mount := []string{"volume", "mount", id, target, "--previous-passphrase-file=" + key + ".other"}
+		want := h.run(t, append(mount, "--passphrase-file="+file)...)
+		if got := h.answer(t, text, append(mount, "--passphrase-file=-")...); got != want || got.code == 0 {
+			t.Errorf("the passphrase from stdin: %+v, want as from its file: %+v", got, want)
+		}
+	}
 	for reason, said := range map[string]string{
 		"PassphraseMissing": h.fails(t, 5, "volume", "mount", id, target),
 		"WrongPassphrase": h.fails(t, 5, "volume", "mount", id, target,

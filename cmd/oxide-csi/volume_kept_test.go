@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// A volume whose disk is still attached is mounted and unmounted while no controller answers, if the disk is provably the
-// one that was mounted before.
+// A volume whose disk is still attached is mounted and unmounted while no controller answers, if the disk is provably
+// the one that was mounted before.
 func TestMountWithoutController(t *testing.T) {
 	t.Parallel()
 	h := newHostWithGuest(t, false)

@@ -61,6 +61,8 @@ node: confirm by --unmounted that the volume is not mounted there. Detaching a m
 
 If the controller plans restarts (attach mode restart), the disk stays attached to a running node until the node's next
 restart; show tells so.`,
+		Example: `  oxide-csi volume detach "$id"
+  oxide-csi volume detach "$id" --node=worker-1 --unmounted`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
@@ -88,8 +90,8 @@ type detachedVolume struct {
 	NodeID string `json:"nodeID"`
 }
 
-// controllerGrace is how long mount --wait waits for a controller before it does without one. At a boot the controller of
-// this host starts beside the command.
+// controllerGrace is how long mount --wait waits for a controller before it does without one. At a boot the controller
+// of this host starts beside the command.
 const controllerGrace = 5 * time.Second
 
 // mountFlags are the flags of mount.
@@ -255,6 +257,7 @@ func (b *storageCommands) unmount() *cobra.Command {
 		Short:      "Unmount a volume",
 		Long: `unmount unmounts a volume from TARGET and removes the folder or file there. It returns when all data is on the disk and no
 process on this node uses the disk. Then the volume can be detached. If TARGET is not this volume, it is not touched.`,
+		Example:           `  oxide-csi volume unmount "$id" /srv/data`,
 		Args:              exactly("VOLUME", "TARGET"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}

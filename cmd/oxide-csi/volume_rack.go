@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -72,6 +73,35 @@ Names are unique within the plugin's cluster ID: another create with the same na
 	return b.withDryRun(cmd)
 }
 
+func (b *storageCommands) expandVolume() *cobra.Command {
+	var size config.SizeFlag
+	cmd := &cobra.Command{
+		Use:     "expand VOLUME",
+		Aliases: []string{"resize", "grow", "extend"},
+		Short:   "Make a volume larger that is not attached",
+		Long: `expand makes a volume larger and prints its size. The volume keeps its ID, and its filesystem grows when it is mounted the
+next time. A volume that is as large already stays as it is, and no volume becomes smaller.
+
+A rack cannot change the size of a disk. expand makes a snapshot of the disk, deletes the disk, and makes a larger one of the
+snapshot. So detach the volume first, and have quota for the larger disk and the snapshot. If expand is interrupted, repeat
+it, or attach the volume: the data are on the snapshot, which must not be deleted.`,
+		Example:           `  oxide-csi volume expand postgres --size=40GiB`,
+		Args:              exactly("VOLUME"),
+		ValidArgsFunction: firstArgument(b.completeVolume()),
+	}
+	cmd.Flags().Var(&size, "size", "the new size with a unit, such as 40GiB or 40G; rounded up to whole GiB. Required")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if size == 0 {
+			return config.Problems{{Flag: "--size", What: "is required"}}
+		}
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Expanded, error) {
+			return plugin.ExpandVolume(ctx, args[0], int64(size))
+		},
+			func(w io.Writer, v client.Expanded) { line(w, "volume "+v.ID+" has "+sizeText(v.SizeBytes)) })
+	}
+	return b.withDryRun(cmd)
+}
+
 // checkCreateFlags rejects what the plugin would reject too, with the names of flags.
 func checkCreateFlags(opts client.CreateVolumeOptions) error {
 	if err := checkName("volume", opts.Name); err != nil {
@@ -116,44 +146,78 @@ func (b *storageCommands) listVolumes() *cobra.Command {
 		Short:      "List volumes",
 		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to, and where it is
 mounted on this host. Volumes that were adopted from another cluster are listed while they are attached. Commands find
-them by their IDs: a name in parentheses is that of another cluster or of a disk.
+them by their IDs: a name in parentheses is that of another cluster or of a disk. The table is 100 columns wide, with … in
+long texts; --output=wide shows all, and the IDs.
 
 If the controller plans restarts (attach mode restart), list also shows the nodes with a planned or current restart, what
 the restart attaches and detaches, and why it has not begun. Other replicas of the controller may know of more.`,
+		Example: `  oxide-csi volume list --watch
+  oxide-csi volume list --output=wide --sort-by=age
+  oxide-csi volume list --output=name`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().
 		BoolVar(&all, "all", false, "also list the other attached disks of the project, boot disks included")
+	b.withWatch(cmd)
+	sortVolumes := order[client.Volume]{
+		"name": func(x, y client.Volume) int { return cmp.Compare(volumeName(x), volumeName(y)) },
+		"size": func(x, y client.Volume) int { return cmp.Compare(x.SizeBytes, y.SizeBytes) },
+		"age":  func(x, y client.Volume) int { return y.Created.Compare(x.Created) },
+		"node": func(x, y client.Volume) int { return cmp.Compare(volumeNode(x), volumeNode(y)) },
+	}.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
+		return runAndView(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
 			list, err := plugin.ListVolumes(ctx, all)
 			if err == nil {
 				err = plugin.SetMounts(ctx, list.Volumes)
 			}
+			sortVolumes(list.Volumes)
 			return list, err
-		}, printVolumes)
+		}, view[client.VolumeList]{table: printVolumes, wide: printVolumesWide, names: volumeArguments})
 	}
 	return cmd
 }
 
+func volumeName(v client.Volume) string { return nameText(v.Name, v.Cluster, v.DiskName) }
+
+func volumeNode(v client.Volume) string { return cmp.Or(v.NodeName, v.NodeID, "-") }
+
+// volumeRow is the row of a volume in both tables.
+func volumeRow(v client.Volume) []string {
+	mounts := cmp.Or(strings.Join(v.Mounts, ","), "-")
+	return []string{volumeName(v), sizeText(v.SizeBytes), ageText(v.Created), volumeNode(v), mounts}
+}
+
+var volumeHeads = []string{"NAME", "SIZE", "AGE", "NODE", "MOUNT"}
+
 func printVolumes(w io.Writer, list client.VolumeList) {
-	line(w, "NAME", "SIZE", "AGE", "NODE", "MOUNT", "RACK", "ID")
+	rows := [][]string{slices.Clone(volumeHeads)}
 	for _, v := range list.Volumes {
-		line(
-			w,
-			nameText(v.Name, v.Cluster, v.DiskName),
-			sizeText(v.SizeBytes),
-			ageText(v.Created),
-			cmp.Or(v.NodeName, v.NodeID, "-"),
-			cmp.Or(strings.Join(v.Mounts, ","), "-"),
-			v.Rack,
-			v.ID,
-		)
+		rows = append(rows, volumeRow(v))
+	}
+	fitted(w, rows)
+	if list.Restarts != nil {
+		printRestarts(w, list)
+	}
+}
+
+func printVolumesWide(w io.Writer, list client.VolumeList) {
+	line(w, append(slices.Clone(volumeHeads), "RACK", "ID", "CLAIM")...)
+	for _, v := range list.Volumes {
+		line(w, append(volumeRow(v), v.Rack, v.ID, cmp.Or(v.Claim, "-"))...)
 	}
 	if list.Restarts != nil {
 		printRestarts(w, list)
 	}
+}
+
+// volumeArguments returns for each volume the name by which commands find it, or its ID.
+func volumeArguments(list client.VolumeList) (names []string) {
+	for _, v := range list.Volumes {
+		names = append(names, cmp.Or(v.UsableName(), v.ID))
+	}
+	return names
 }
 
 func (b *storageCommands) showVolume() *cobra.Command {
@@ -164,6 +228,7 @@ func (b *storageCommands) showVolume() *cobra.Command {
 		Long: `show shows where a volume is attached, and its problems. If the controller plans restarts (attach mode restart), it also
 shows the node whose restart the volume waits for, since when, and why the restart has not begun. It shows a node that
 still has the disk although the volume was detached.`,
+		Example:           `  oxide-csi volume show postgres`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
@@ -225,6 +290,7 @@ func (b *storageCommands) deleteVolume() *cobra.Command {
 cannot be restored. The volume's snapshots stay.
 
 If no volume has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
+		Example:           `  oxide-csi volume delete postgres`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}

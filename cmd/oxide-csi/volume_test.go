@@ -164,6 +164,7 @@ func (h *host) ok(t *testing.T, args ...string) string {
 func (h *host) fails(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	got := h.run(t, args...)
+	got.stderr = progress.ReplaceAllString(got.stderr, "") // on a busy machine a call takes long enough for it
 	if got.code != code || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 {
 		t.Fatalf("%v: %+v, want exit code %d and one line", args, got, code)
 	}
@@ -181,6 +182,7 @@ func (h *host) record(args []string, got result) {
 }
 
 var (
+	progress   = regexp.MustCompile(`(?m)^\S+ waiting for .*\n`)
 	ages       = regexp.MustCompile(` {2,}\d{1,3}[smhdy] {2,}`)
 	times      = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`)
 	otherUUIDs = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
@@ -530,12 +532,57 @@ func TestUnreachablePlugin(t *testing.T) {
 	}
 }
 
+// A volume keeps its data and its ID when it grows, and its filesystem grows with the next mount.
+func TestVolumeExpand(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, true)
+	id, target := h.ok(t, "volume", "create", "postgres", "--size=1GiB"), filepath.Join(h.dir, "data")
+	sizes := make([]uint64, 0, 3)
+	for gib := 1; gib <= 3; gib++ {
+		if got := h.ok(
+			t,
+			"volume",
+			"expand",
+			"postgres",
+			fmt.Sprintf("--size=%dGiB", gib),
+		); got != fmt.Sprintf(
+			"volume %s has %dGiB",
+			id,
+			gib,
+		) {
+			t.Errorf("expand printed %q", got)
+		}
+		h.ok(t, "volume", "attach", id)
+		h.ok(t, "volume", "mount", id, target)
+		file := filepath.Join(target, "file")
+		if text, err := os.ReadFile(file); gib > 1 && (err != nil || string(text) != "precious") {
+			t.Errorf("the file has %q: %v", text, err)
+		}
+		must(t, os.WriteFile(file, []byte("precious"), 0o600))
+		var stat unix.Statfs_t
+		must(t, unix.Statfs(target, &stat))
+		sizes = append(sizes, stat.Blocks*uint64(stat.Bsize)>>20)
+		h.fails(t, 5, "volume", "expand", id, "--size=9GiB")
+		h.ok(t, "volume", "unmount", id, target)
+		h.ok(t, "volume", "detach", id)
+	}
+	if sizes[0] > 1024 || sizes[1] < 1500 || sizes[2] < 2500 {
+		t.Errorf("the filesystem had %v MiB", sizes)
+	}
+	h.ok(t, "volume", "delete", id)
+	left, err := h.sim.Leftovers(t.Context())
+	if err != nil || left.Disks != 0 || left.Snapshots != 0 {
+		t.Errorf("left: %+v, %v", left, err)
+	}
+}
+
 // changingCommands are all commands that change something, in an order in which a dry run can check each of them.
 func changingCommands(id, snapshot, target string) [][]string {
 	return [][]string{
 		{"volume", "create", "new", "--size=1GiB"},
 		{"volume", "create", "new", "--from-volume=" + id},
 		{"volume", "create", "new", "--from-snapshot=" + snapshot},
+		{"volume", "expand", id, "--size=2GiB"},
 		{"volume", "attach", id},
 		{"volume", "mount", id, target},
 		{"volume", "unmount", id, target},
@@ -590,6 +637,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string][]string{
 		"volume create":   {"CreateVolume", "CreateVolume", "CreateVolume"},
+		"volume expand":   {"ControllerExpandVolume"},
 		"volume attach":   {"ControllerPublishVolume"},
 		"volume mount":    {"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"},
 		"volume unmount":  {"NodeUnpublishVolume", "NodeUnstageVolume"},
@@ -639,7 +687,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		message string
 	}{
 		{"unknown command", []string{"volume", "fly", id}, 2, `"fly" is not a command: see oxide-csi volume --help`},
-		{"a command that cannot exist", []string{"volume", "resize", id, "--size=2GiB"}, 2, `"resize" is not a command: a rack cannot change the size of a disk: make a larger copy`},
+		{"another word for expand, without a size", []string{"volume", "resize", id}, 2, "--size: is required"},
 		{"another tool's word", []string{"volume", "ls"}, 2, `"ls" is not a command: did you mean oxide-csi volume list?`},
 		{"another tool's word for a snapshot", []string{"snapshot", "rm", id}, 2, `"rm" is not a command: did you mean oxide-csi snapshot delete?`},
 		{"a misspelt command", []string{"volum"}, 2, `"volum" is not a command: did you mean oxide-csi volume?`},
@@ -735,7 +783,7 @@ func TestVolumeErrorsHaveNoRepetition(t *testing.T) {
 	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
 	message := h.fails(t, 5, "volume", "attach", id)
-	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance and start it again afterwards", "volume show"} {
+	for _, part := range []string{"FailedPrecondition", "attaches and detaches disks only while the instance is stopped", "stop the instance", "volume show"} {
 		if strings.Count(message, part) != 1 {
 			t.Errorf("the message has %q %d times: %s", part, strings.Count(message, part), message)
 		}
@@ -794,7 +842,8 @@ func TestVolumeTimeout(t *testing.T) {
 	h.ok(t, "volume", "create", "late", "--size=1GiB", "--timeout=0")
 }
 
-// A command shows on a terminal which call it waits for, and clears the line afterwards. It shows nothing elsewhere.
+// A command shows on a terminal which call it waits for, and clears the line afterwards. Elsewhere it shows nothing for
+// so short a time.
 //
 // This test takes real time: the command shows its progress after 2 s.
 func TestVolumeProgress(t *testing.T) {
@@ -822,6 +871,18 @@ func TestVolumeProgress(t *testing.T) {
 	}
 	if !regexp.MustCompile(`waiting for CreateVolume, \d+s`).MatchString(shown) || !strings.HasSuffix(shown, "\r\x1b[K") {
 		t.Errorf("progress on a terminal: %q", shown)
+	}
+	// Commands print no colours, so NO_COLOR has nothing to change.
+	if regexp.MustCompile("\x1b\\[[0-9;]*m").MatchString(shown) {
+		t.Errorf("progress on a terminal has a colour: %q", shown)
+	}
+	// With --wait the reason stands there, too.
+	lost, err := onTerminal(t, h.environ, "volume", "list", "--wait", "--timeout=4s", "--endpoint="+h.dir+"/none",
+		"--controller-endpoint="+h.dir+"/none")
+	lines := strings.Count(lost, "\r\x1b[Kwaiting: no plugin answers at ") // one each second, on a quick machine
+	if err == nil || lines < 1 || lines > 3 ||
+		!strings.Contains(lost, "\r\x1b[Koxide-csi: ") {
+		t.Errorf("progress of --wait: %q, %v", lost, err)
 	}
 	if quick, err := onTerminal(t, h.environ, "volume", "list"); err != nil || quick != "" {
 		t.Errorf("progress of a quick command: %q, %v", quick, err)
@@ -911,6 +972,27 @@ func TestVolumeCompletion(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", test.args, diff)
 		}
 	}
+	// The commands of an operator ask the rack, or the orchestrator if there is one.
+	c := simtest.NewCluster(canary, pvList, pvcList)
+	c.Put(pvList, "", "pv-1", map[string]any{"spec": map[string]any{
+		"claimRef": map[string]any{"namespace": "shop", "name": "data"},
+		"csi":      map[string]any{"driver": "csi.oxide.computer", "volumeHandle": id},
+	}})
+	kubeconfig, operator := serveCluster(t, c), h.rackEnv(t)
+	for _, test := range []struct {
+		args, want []string
+	}{
+		{[]string{"explain", ""}, []string{"one"}},
+		{[]string{"explain", id[:9]}, []string{id}},
+		{[]string{"explain", kubeconfig, "sh"}, []string{"shop/data"}},
+		{[]string{"explain", kubeconfig, id[:9]}, []string{id}},
+		{[]string{"orphans", kubeconfig, "--delete", "--yes", ""}, []string{snapshot}},
+		{[]string{"orphans", "--delete", "--yes", ""}, nil},
+	} {
+		if diff := cmp.Diff(test.want, suggested(operator, test.args...)); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.args, diff)
+		}
+	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		if got := runPlugin(t, nil, "completion", shell); got.code != 0 || !strings.Contains(got.stdout, "__complete") {
 			t.Errorf("%s: exit code %d", shell, got.code)
@@ -964,7 +1046,7 @@ func commandPage(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(written + begin)
 	for _, command := range []string{
-		"volume", "volume create", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
+		"volume", "volume create", "volume expand", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
 		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
 		"doctor", "explain", "orphans", "support-bundle",
 	} {

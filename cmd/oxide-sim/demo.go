@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -28,35 +29,37 @@ import (
 // The demo consists of these files:
 //
 //   - demo.go: the command, and one run of it
-//   - demo_processes.go: the rack and the plugins that it starts
-//   - demo_story.go: the steps of a volume's life
-//   - demo_shell.go: the shells in which the commands of the story are run
-//   - demo_look.go: reading the state from rack, guest and kernel
+//   - demo_story.go: the steps of the story
+//   - demo_nodes.go: the rack, the plugins and the instances, and what happens on them
+//   - demo_rack.go: looking at the rack from outside
 //   - demo_end.go: removing everything, and checking that nothing is left
 //   - demo_print.go: printing the story
 
 // demoOptions are the flags of the demo.
 type demoOptions struct {
 	folder         string
+	hotplug        bool
 	step           bool
 	controllerOnly bool
 	logs           bool
 }
 
-const demoLong = `demo starts a simulated rack with two instances, and the plugin: one controller process, and one node process for
-each instance. It takes one volume through its whole life with the commands of oxide-csi: create, attach, format,
-mount, write, snapshot, move to the other instance, read back, delete, restore from the snapshot. After each command
-it shows where the volume is, as seen from outside. With --step you can type the same commands in another shell: the
-demo names a file to read there.
+const demoLong = `demo starts a simulated rack with two instances, and the plugin: a controller, and a node plugin in each instance. It
+takes two volumes through their life with the commands of oxide-csi: create, attach, mount, snapshot, expand, move,
+delete. After each step it shows what the rack itself lists, and fails if that is not what it should be.
+
+The rack attaches and detaches disks only while an instance is stopped, as all racks do today. So the controller plans
+a restart (--attach-mode=restart). With --hotplug the rack attaches and detaches at any time.
 
 It needs oxide-csi in the same folder. As root it uses real loop devices and mounts, and removes them at the end.
-As an ordinary user it leaves the nodes out and shows what the controller does.`
+As an ordinary user it leaves the nodes out and shows what the controller does. Controller and node plugins find each
+other through a part of a Kubernetes API server, which is simulated too.`
 
 func demoCommand() *cobra.Command {
 	var opts demoOptions
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show the whole life of a volume on a simulated rack",
+		Short: "Show the life of two volumes on a simulated rack",
 		Long:  demoLong,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,9 +73,10 @@ func demoCommand() *cobra.Command {
 		"",
 		"new or empty folder for disks, sockets and mounts; its contents are removed at the end (default a new temporary folder)",
 	)
+	flags.BoolVar(&opts.hotplug, "hotplug", false, "let the rack attach and detach while an instance runs")
 	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step")
 	flags.BoolVar(&opts.controllerOnly, "controller-only", false, "leave the nodes out, as for an ordinary user")
-	flags.BoolVar(&opts.logs, "logs", false, "show the logs of rack and plugins on stderr")
+	flags.BoolVar(&opts.logs, "logs", false, "show the logs of rack and controller on stderr")
 	return cmd
 }
 
@@ -81,7 +85,7 @@ type demo struct {
 	demoOptions
 	programs simtest.Programs
 	out      *narrator
-	// logTo receives the logs of the programs; nil discards them.
+	// logTo receives the logs of the rack and the controller; nil discards them.
 	logTo io.Writer
 	begun time.Time
 
@@ -92,12 +96,16 @@ type demo struct {
 	// nodesOff is the reason for leaving out the nodes; empty with nodes.
 	nodesOff string
 
-	processes processes
+	sim        *simtest.Sim
+	controller *simtest.Plugin
+	nodes      []*machine
+	// api is the listener of the simulated Kubernetes API server.
+	api net.Listener
 	// before are the traces of dir before the demo started anything. disksBefore are the rack's disks at its start.
 	before      traces
 	disksBefore []string
-	// volumes are the IDs of all created volumes.
-	volumes []string
+	// written is the size and the checksum of the file that was written to the volume.
+	written string
 }
 
 // runDemo tells the story and then removes everything, even if the story failed or was interrupted by a signal. The
@@ -148,9 +156,9 @@ func programsBesideThis() (simtest.Programs, error) {
 func (d *demo) whyNoNodes() string {
 	switch {
 	case d.controllerOnly:
-		return "--controller-only was given"
+		return "--controller-only"
 	case os.Geteuid() != 0:
-		return "you are not root, and loop devices and mounts need root"
+		return "you are not root"
 	}
 	return ""
 }
@@ -228,103 +236,4 @@ func onNodev(dir string) (bool, error) {
 		}
 	}
 	return nearest != nil && strings.Contains(","+nearest.Options+",", ",nodev,"), nil
-}
-
-// tell starts everything and tells the story.
-func (d *demo) tell(ctx context.Context) error {
-	if err := d.start(); err != nil {
-		return err
-	}
-	if err := d.introduce(ctx); err != nil {
-		return err
-	}
-	ledger := &volume{}
-	if err := d.play(ctx, ledger, d.life()); err != nil {
-		return err
-	}
-	if err := d.play(ctx, &volume{written: ledger.written}, d.afterlife(ledger.snapshot)); err != nil {
-		return err
-	}
-	d.out.blank()
-	if err := d.withoutHotplug(ctx); err != nil {
-		return err
-	}
-	return d.play(ctx, &volume{}, d.refusal())
-}
-
-const (
-	introduction = "One volume's whole life, by commands that anybody can type. They ask the plugin what Kubernetes or Nomad " +
-		"would ask it, through CSI, the Container Storage Interface: the calls that change something stand at the right. " +
-		"Below each command are what it prints and where the volume is then: what the rack's API, the guest's kernel and " +
-		"the table of mounts show. The rack is simulated; plugin, sockets, block devices and filesystem are real."
-	introductionWithoutNodes = "One volume's life, as far as the rack sees it, by commands that anybody can type. They ask the plugin what " +
-		"Kubernetes or Nomad would ask it, through CSI, the Container Storage Interface: the calls that change something " +
-		"stand at the right. Below each command are what it prints and what the rack's API shows then. The rack is " +
-		"simulated; plugin and socket are real."
-	limit = "Today's racks attach and detach a disk only while the instance is stopped. This one does it while the " +
-		"instance runs (hot-plug); what the plugin says on one that does not is shown further down."
-	limitShown = "And on a rack as they are today, without hot-plug:"
-)
-
-// introduce prints the participants.
-func (d *demo) introduce(ctx context.Context) error {
-	hotplug, err := d.hotplug(ctx)
-	if err != nil {
-		return err
-	}
-	if d.disksBefore, err = d.rackDisks(ctx); err != nil {
-		return err
-	}
-	if d.nodesOff == "" {
-		d.out.paragraph(introduction)
-	} else {
-		d.out.paragraph(introductionWithoutNodes)
-		d.out.blank()
-		d.out.paragraph("The nodes are left out: " + d.nodesOff + ". So nothing is formatted, mounted or written.")
-	}
-	d.out.blank()
-	d.out.entry("rack", "%s, project %q, hot-plug %s", d.processes.sim.Host, d.processes.sim.Project, hotplug)
-	for _, m := range d.processes.nodes {
-		if err := d.introduceNode(ctx, m); err != nil {
-			return err
-		}
-	}
-	d.out.entry("plugin", "%s", d.processes.plugins())
-	d.out.entry("folder", "%s", d.dir)
-	d.out.entry("your shell", "run this with --step, and elsewhere: . %s", quoted(d.processes.nodes[0].shell.env))
-	d.out.blank()
-	d.out.paragraph(limit)
-	return d.out.err
-}
-
-func (d *demo) introduceNode(ctx context.Context, m *machine) error {
-	state, err := d.runState(ctx, m.instance.ID)
-	if err != nil {
-		return err
-	}
-	if m.plugin == nil {
-		d.out.entry(m.instance.Name, "instance %s, %s", m.instance.ID, state)
-		return nil
-	}
-	room, err := m.register(ctx)
-	if err != nil {
-		return err
-	}
-	d.out.entry(m.instance.Name, "instance %s, %s, room for %d volumes", m.id, state, room)
-	return nil
-}
-
-// withoutHotplug makes the rack behave as racks do today.
-func (d *demo) withoutHotplug(ctx context.Context) error {
-	off := false
-	if err := d.processes.sim.Set(ctx, simtest.Settings{Hotplug: &off}); err != nil {
-		return err
-	}
-	hotplug, err := d.hotplug(ctx)
-	if err != nil {
-		return err
-	}
-	d.out.paragraph(limitShown)
-	d.out.entry("rack", "hot-plug %s", hotplug)
-	return nil
 }

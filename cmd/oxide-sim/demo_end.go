@@ -22,15 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endTimeout bounds the requests at the end. Package simtest bounds how long a process may take to end.
+// endTimeout bounds the requests at the end, and how long the kernel may take to remove the guests of a killed rack.
+// Package simtest bounds how long a process may take to end.
 const endTimeout = 10 * time.Second
 
-// end removes everything that the demo has created. After a complete story nothing should be mounted or left over: then
-// any mount or loop device in the demo's folder is an error. After an incomplete story end unmounts and detaches what
-// is left.
+// end removes everything that the demo has created. After a complete story the rack must be as it was at the start, and
+// neither rack nor plugin may have left a file of a volume.
 //
-// The plugins end first, so that they mount nothing while end unmounts. The rack ends last, so that no disk disappears
-// below a filesystem.
+// The controller ends first, so that it restarts nothing meanwhile. The rack then shuts its guests down in order, with
+// the node plugins and the mounts in them.
 func (d *demo) end(told bool) error {
 	// A new context: a signal may have cancelled the story's context.
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
@@ -39,19 +39,14 @@ func (d *demo) end(told bool) error {
 	if told {
 		errs = append(errs, d.checkRack(ctx))
 	}
-	plugins := d.processes.running()
-	for _, plugin := range plugins {
-		errs = append(errs, plugin.Stop())
+	if d.controller != nil {
+		errs = append(errs, d.controller.Stop())
 	}
-	processes := len(plugins)
-	undone, err := d.unmountAll()
-	errs = append(errs, err)
-	if told && len(undone) > 0 {
-		errs = append(errs, fmt.Errorf("these were still mounted: %s", strings.Join(undone, ", ")))
+	if d.sim != nil {
+		errs = append(errs, d.sim.Stop())
 	}
-	if d.processes.sim != nil {
-		processes++
-		errs = append(errs, d.processes.sim.Stop())
+	if d.api != nil {
+		errs = append(errs, d.api.Close())
 	}
 	loops, err := d.detachAll()
 	errs = append(errs, err)
@@ -61,8 +56,8 @@ func (d *demo) end(told bool) error {
 	if told {
 		errs = append(errs, d.checkFolder())
 	}
-	errs = append(errs, d.removeFolder(), d.checkTraces())
-	d.out.blank()
+	errs = append(errs, d.checkTraces(), d.removeFolder())
+	d.out.line("")
 	if err := errors.Join(errs...); err != nil {
 		d.out.line("Not everything could be taken away in order.")
 		return fmt.Errorf("demo: left behind: %w", err)
@@ -71,66 +66,41 @@ func (d *demo) end(told bool) error {
 		d.out.line("The story ends here. What was started and mounted for it has been taken away.")
 		return nil
 	}
-	d.reportNothingLeft(processes)
+	folder := "empty again"
+	if d.madeDir {
+		folder = "gone"
+	}
+	d.out.line("Done in %.1f s. Nothing is left behind:", time.Since(d.begun).Seconds())
+	d.out.line("   rack: disks %s, as before; no snapshots", strings.Join(d.disksBefore, ", "))
+	d.out.line("   here: no mounts, devices or processes; %s is %s", d.dir, folder)
 	return d.out.err
 }
 
-func (d *demo) reportNothingLeft(processes int) {
-	d.out.paragraph("Nothing is left behind. Seen from outside, compared with before:")
-	d.out.entry("rack", "the disks %s, as before", strings.Join(d.disksBefore, " and "))
-	d.out.entry("mounts", "none of the demo in /proc/self/mountinfo")
-	d.out.entry("loop devices", "none of the demo in /sys/block/loop*/loop/backing_file")
-	d.out.entry("processes", "all %d have ended with exit code 0", processes)
-	folder := "is empty again"
-	if d.madeDir {
-		folder = "is gone"
-	}
-	d.out.entry("files", "the demo's folder %s", folder)
-	d.out.line("Done in %.1f s.", time.Since(d.begun).Seconds())
-}
-
-// checkRack compares the rack's disks with those at its start, and asks it for leftovers.
+// checkRack compares the rack's own listings with those at its start, and asks the simulator for leftovers.
 func (d *demo) checkRack(ctx context.Context) error {
-	disks, err := d.rackDisks(ctx)
+	disks, err := d.disks(ctx)
 	if err != nil {
 		return err
 	}
 	if !slices.Equal(disks, d.disksBefore) {
-		return fmt.Errorf(
-			"the rack has the disks %s; at the start it had %s",
-			strings.Join(disks, ", "),
-			strings.Join(d.disksBefore, ", "),
-		)
+		return fmt.Errorf("the rack has the disks %s; at the start it had %s", disks, d.disksBefore)
 	}
-	left, err := d.processes.sim.Leftovers(ctx)
+	for _, kind := range []string{"snapshots", "anti-affinity-groups"} { // groups are the plugin's records
+		switch left, err := d.list(ctx, kind); {
+		case err != nil:
+			return err
+		case len(left) > 0:
+			return fmt.Errorf("the rack has the %s %+v; at the start it had none", kind, left)
+		}
+	}
+	left, err := d.sim.Leftovers(ctx)
 	if err != nil {
 		return err
 	}
-	if left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
+	if left.Disks+left.Snapshots+left.Mounts > 0 || len(left.GuestErrors) > 0 {
 		return fmt.Errorf("the rack reports leftovers: %+v", left)
 	}
 	return nil
-}
-
-// unmountAll unmounts everything in the demo's folder and returns what it has unmounted. A busy mount is detached: it
-// disappears at once, and ends with its last user.
-func (d *demo) unmountAll() (undone []string, err error) {
-	mounts, err := mountsBelow(d.dir)
-	if err != nil {
-		return nil, err
-	}
-	// The latest mount goes first.
-	for _, m := range slices.Backward(mounts) {
-		undone = append(undone, m.Mountpoint)
-		err := unix.Unmount(m.Mountpoint, 0)
-		if errors.Is(err, unix.EBUSY) {
-			err = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
-		}
-		if err != nil {
-			return undone, fmt.Errorf("unmount %s: %w: unmount it by hand", m.Mountpoint, err)
-		}
-	}
-	return undone, nil
 }
 
 // detachAll detaches the loop devices that a killed rack has left, and returns their names.
@@ -156,30 +126,24 @@ func (d *demo) detachAll() (detached []string, err error) {
 	return detached, nil
 }
 
-// checkFolder finds files that the rack or a plugin should have removed. It expects the records and boot disks of the
-// rack, and the files and folders that the demo itself has created.
+// checkFolder finds files of volumes that a plugin should have removed in the folders of the nodes. Lock files are
+// empty and stay. A JSON file is a note of oxide-csi volume mount, which only a detach on the same node removes.
 func (d *demo) checkFolder() error {
 	var left []string
-	err := filepath.WalkDir(d.dir, func(path string, entry fs.DirEntry, err error) error {
+	for _, m := range d.nodes {
+		err := filepath.WalkDir(m.dir, func(path string, entry fs.DirEntry, err error) error {
+			stays := entry == nil || entry.Name() == "locks" || filepath.Ext(path) == ".json"
+			if !stays && (!entry.IsDir() || entry.Name() == mountFolder) {
+				left = append(left, path)
+			}
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		inRack := below(path, filepath.Join(d.dir, rackFolder))
-		ofVolume := slices.ContainsFunc(d.volumes, func(id string) bool { return strings.Contains(entry.Name(), id) })
-		token := path == filepath.Join(d.dir, controllerFolder, "token")
-		locks := entry.Name() == "locks" // a node's lock files, which are empty
-		shell := slices.ContainsFunc(d.processes.nodes, func(m *machine) bool { return path == m.shell.env })
-		unexpected := !entry.IsDir() && !inRack && !token && !locks && !shell
-		if ofVolume || unexpected || entry.IsDir() && (entry.Name() == targetFolder || entry.Name() == guestsFolder) {
-			left = append(left, path)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("the rack or a plugin left %s", strings.Join(left, ", "))
+		return fmt.Errorf("a node plugin left %s", strings.Join(left, ", "))
 	}
 	return nil
 }
@@ -272,15 +236,29 @@ func readEach(pattern string) (map[string]string, error) {
 	return texts, nil
 }
 
-// checkTraces compares the traces with those before the demo.
+// checkTraces compares the traces with those before the demo. It waits for the kernel.
 func (d *demo) checkTraces() error {
-	now, err := findTraces(d.dir)
-	if err != nil {
-		return err
+	for deadline := time.Now().Add(endTimeout); ; time.Sleep(20 * time.Millisecond) {
+		now, err := findTraces(d.dir)
+		if err != nil {
+			return err
+		}
+		now = slices.DeleteFunc(now, func(trace string) bool { return slices.Contains(d.before, trace) })
+		if len(now) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.New(strings.Join(now, ", "))
+		}
 	}
-	now = slices.DeleteFunc(now, func(trace string) bool { return slices.Contains(d.before, trace) })
-	if len(now) > 0 {
-		return errors.New(strings.Join(now, ", "))
-	}
-	return nil
+}
+
+// mountsBelow lists the mounts in a folder, in the order of mounting.
+func mountsBelow(dir string) ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !below(m.Mountpoint, dir), false })
+}
+
+// below reports whether path is dir or is in it.
+func below(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -11,32 +11,32 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
-)
+	"os"
 
-// Widths of the output, in columns.
-const (
-	lineWidth = 98
-	indent    = 4
-	// rackWidth and guestWidth are the widths of the first two columns of a view.
-	rackWidth  = 26
-	guestWidth = 26
-	nameWidth  = 12
+	"golang.org/x/sys/unix"
 )
 
 // narrator prints the story. It stops printing after the first write error, which is err.
 type narrator struct {
 	w   io.Writer
 	err error
-	// steps counts the printed steps.
-	steps int
-	// enter receives a value for each Enter of the reader, and is closed at the end of the input. Nil means that the demo
-	// does not wait between steps.
+	// terminal means that the title of the running step is marked until the step has ended.
+	terminal bool
+	// plain means that the mark is not bold, because the user has set NO_COLOR (https://no-color.org).
+	plain bool
+	// title is the title of the step under way.
+	title string
+	// enter receives a value whenever the user presses Enter, and is closed at the end of the input. Nil means that the
+	// demo does not wait between steps.
 	enter chan struct{}
 }
 
 func newNarrator(w io.Writer, in io.Reader, pauses bool) *narrator {
-	n := &narrator{w: w}
+	n := &narrator{w: w, plain: os.Getenv("NO_COLOR") != ""}
+	if file, ok := w.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+		n.terminal = err == nil
+	}
 	if pauses {
 		n.enter = make(chan struct{})
 		// This goroutine reads until the process ends.
@@ -50,75 +50,47 @@ func newNarrator(w io.Writer, in io.Reader, pauses bool) *narrator {
 	return n
 }
 
-func (n *narrator) line(format string, args ...any) {
+func (n *narrator) print(text string) {
 	if n.err == nil {
-		_, n.err = fmt.Fprintln(n.w, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+		_, n.err = io.WriteString(n.w, text)
 	}
 }
 
-func (n *narrator) blank() { n.line("") }
+func (n *narrator) line(format string, args ...any) { n.print(fmt.Sprintf(format, args...) + "\n") }
 
-// paragraph prints text with line breaks.
-func (n *narrator) paragraph(text string) {
-	for _, line := range wrap(text, lineWidth) {
-		n.line("%s", line)
+// Control sequences of a terminal: bold, the end of bold, and removing the line under the cursor.
+const (
+	bold    = "\x1b[1m"
+	regular = "\x1b[0m"
+	erase   = "\r\x1b[K"
+)
+
+// begin prints the title of a step, which is under way until [narrator.end].
+func (n *narrator) begin(title string) {
+	n.title = title
+	switch {
+	case n.terminal && n.plain:
+		n.print("> " + title)
+	case n.terminal:
+		n.print(bold + "> " + title + regular)
 	}
 }
 
-// entry prints a line of a list of named things.
-func (n *narrator) entry(name, format string, args ...any) {
-	n.line("%*s%-*s %s", indent, "", nameWidth, name, fmt.Sprintf(format, args...))
-}
-
-// step prints the purpose of a step and returns its number.
-func (n *narrator) step(says string) int {
-	n.steps++
-	n.line("%2d. %s", n.steps, says)
-	return n.steps
-}
-
-// command prints a command, and its CSI calls at the right.
-func (n *narrator) command(prompt, line, calls string) {
-	typed := prompt + "$ " + line
-	if len(typed)+2+len(calls) > lineWidth-indent {
-		n.line("%*s%s", indent, "", typed)
-		typed = ""
+// end prints what has happened in the step.
+func (n *narrator) end(lines []string) {
+	if n.terminal {
+		n.print(erase)
 	}
-	n.line("%*s%-*s%s", indent, "", lineWidth-indent-len(calls), typed, calls)
-}
-
-// output prints the output of a command unchanged.
-func (n *narrator) output(text string) {
-	for line := range strings.Lines(text) {
-		n.line("%*s%s", indent, "", strings.TrimSuffix(line, "\n"))
+	n.line("%s", n.title)
+	for _, line := range lines {
+		n.line("   %s", line)
 	}
-}
-
-// fact prints a fact that was found within a step.
-func (n *narrator) fact(name, format string, args ...any) {
-	n.line("%*s%s: %s", indent, "", name, fmt.Sprintf(format, args...))
-}
-
-// quotation prints a text of any length from another program.
-func (n *narrator) quotation(text string) {
-	for i, line := range wrap(text, lineWidth-2*indent) {
-		n.line("%*s%s", indent*min(i+1, 2), "", line)
-	}
-}
-
-// view prints the location of the volume.
-func (n *narrator) view(v view) {
-	if v.guest == "" {
-		n.fact("rack", "%s", v.rack)
-		return
-	}
-	n.line("%*s%-*s%-*s%s", indent, "", rackWidth, "rack: "+v.rack, guestWidth, "guest: "+v.guest, "mounts: "+v.mounts)
 }
 
 // pause waits for the reader's Enter, if there is a reader. It returns the first write error.
 func (n *narrator) pause(ctx context.Context) error {
 	if n.enter != nil {
-		n.line("%*s-- press Enter --", indent, "")
+		n.line("   -- press Enter --")
 		select {
 		case <-n.enter:
 		case <-ctx.Done():
@@ -126,17 +98,4 @@ func (n *narrator) pause(ctx context.Context) error {
 		}
 	}
 	return n.err
-}
-
-// wrap breaks text between words.
-func wrap(text string, width int) []string {
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && len(line)+1+len(word) > width {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimLeft(line+" "+word, " ")
-	}
-	return append(lines, line)
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,20 +24,21 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 var update = flag.Bool("update", false, "write the demo's output to testdata instead of comparing it")
 
-// masks replace what differs from run to run, without changing the width of columns.
+// masks replace what differs from run to run.
 var masks = []struct {
 	pattern *regexp.Regexp
 	with    string
 }{
-	{regexp.MustCompile(anyUUID), "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"},
-	{regexp.MustCompile(`127\.0\.0\.1:(\d+|PORT)`), "127.0.0.1:PORT"},
 	{regexp.MustCompile(`\S*/oxide-demo-\d+`), "/tmp/oxide-demo-NUMBER"},
 	{regexp.MustCompile(`Done in [\d.]+ s\.`), "Done in TIME s."},
 }
@@ -48,13 +50,21 @@ func mask(text string) string {
 	return text
 }
 
+// The largest output, so that it fits on a page.
+const (
+	mostLines   = 45
+	mostColumns = 80
+)
+
 // compareGolden compares the demo's output, except for times and IDs, with a file in testdata.
 func compareGolden(t *testing.T, name, printed string) {
 	t.Helper()
-	for i, line := range strings.Split(printed, "\n") {
-		// Lines with two IDs, or with an ID and a path, may be longer.
-		if len(line) > 106 {
-			t.Errorf("line %d has %d columns, more than 106: %s", i+1, len(line), line)
+	if lines := strings.Count(printed, "\n"); lines > mostLines {
+		t.Errorf("%d lines, more than %d", lines, mostLines)
+	}
+	for line := range strings.Lines(printed) {
+		if columns := len(line) - 1; columns > mostColumns {
+			t.Errorf("%d columns, more than %d: %s", columns, mostColumns, line)
 		}
 	}
 	path := filepath.Join("testdata", name)
@@ -72,57 +82,50 @@ func compareGolden(t *testing.T, name, printed string) {
 	}
 }
 
+// TestDemo runs each form of the demo to its end: on a rack of today and on one with hot-plug, as root and as an
+// ordinary user. Both users get the same story without the nodes.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	needRoot(t)
-	var stderr bytes.Buffer
-	cmd := demoProgram(t)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil || stderr.Len() > 0 {
-		t.Fatalf("%v, stderr %q, stdout:\n%s", err, &stderr, out)
+	for _, test := range []struct {
+		golden string
+		root   bool
+		args   []string
+	}{
+		{"demo.txt", true, nil},
+		{"demo-hotplug.txt", true, []string{"--hotplug"}},
+		{"demo-without-root.txt", false, nil},
+		{"demo-hotplug-without-root.txt", false, []string{"--hotplug"}},
+	} {
+		t.Run(test.golden, func(t *testing.T) {
+			t.Parallel()
+			cmd := demoProgram(t, test.args...)
+			if test.root {
+				needRoot(t)
+			} else if os.Geteuid() == 0 {
+				const nobody = 65534
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			}
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			if err != nil || stderr.Len() > 0 {
+				t.Fatalf("%v, stderr %q, stdout:\n%s", err, &stderr, out)
+			}
+			checkNothingLeft(t, printedFolder(t, string(out)))
+			compareGolden(t, test.golden, string(out))
+		})
 	}
-	checkNothingLeft(t, printedFolder(t, string(out)))
-	compareGolden(t, "demo.txt", string(out))
 }
 
-// TestDemoTutorial compares the demo between two markers in docs/tutorials/demo.md with testdata.
+// TestDemoTutorial compares the output that docs/tutorials/demo.md shows with testdata, with which TestDemo compares
+// the program's.
 func TestDemoTutorial(t *testing.T) {
-	page, err := os.ReadFile("../../docs/tutorials/demo.md")
-	must(t, err)
-	_, block, begun := strings.Cut(string(page), "<!-- demo:begin -->\n")
-	block, _, ended := strings.Cut(block, "<!-- demo:end -->")
-	if !begun || !ended {
-		t.Fatal("docs/tutorials/demo.md lacks one of the markers demo:begin and demo:end")
-	}
-	var shown strings.Builder
-	for line := range strings.Lines(block) {
-		if !strings.HasPrefix(line, "```") {
-			shown.WriteString(line)
-		}
-	}
+	shown := strings.Join(pages.Of(t, "../../docs/tutorials/demo.md"), "")
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
-	if diff := cmp.Diff(string(want), mask(shown.String())); diff != "" {
+	if diff := cmp.Diff(string(want), mask(shown)); diff != "" {
 		t.Errorf("the demo in docs/tutorials/demo.md differs from testdata/demo.txt: -want +got\n%s", diff)
 	}
-}
-
-func TestDemoWithoutRoot(t *testing.T) {
-	t.Parallel()
-	var stderr bytes.Buffer
-	cmd := demoProgram(t)
-	if os.Geteuid() == 0 {
-		const nobody = 65534
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	}
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil || stderr.Len() > 0 {
-		t.Fatalf("%v, stderr %q, stdout:\n%s", err, &stderr, out)
-	}
-	checkNothingLeft(t, printedFolder(t, string(out)))
-	compareGolden(t, "demo-without-root.txt", string(out))
 }
 
 func TestDemoWithoutThePlugin(t *testing.T) {
@@ -164,16 +167,14 @@ func TestDemoWithACorruptedDisk(t *testing.T) {
 	// An existing folder must remain. Its name needs quoting in a shell.
 	dir := filepath.Join(t.TempDir(), "it's mine")
 	must(t, os.Mkdir(dir, 0o755))
-	d := startDemo(t, "--step", "--state="+dir)
-	d.until("volume detach ledger")
-	id := regexp.MustCompile("(?m)^ +(" + anyUUID + ")$").FindStringSubmatch(d.seen.String())
-	if id == nil {
-		t.Fatalf("no volume ID was printed:\n%s", &d.seen)
-	}
-	corrupt(t, filepath.Join(dir, "rack", "disks", id[1]+".disk"))
+	d := startDemo(t, dir, "--hotplug")
+	d.until("volume expand orders")
+	corrupt(t, filepath.Join(dir, "rack", "disks"))
 	d.finish()
-	const want = "oxide-sim: demo: step 7 (The database reads its file.): the checksum of ledger.db on node-b differs from that of the written data\n"
-	if d.code != 1 || d.stderr.String() != want {
+	want := regexp.MustCompile(
+		`^oxide-sim: demo: step 7 \(Move orders to node-b, while it runs\.\): this was expected instead: 16 MiB, sha256 \w{20}\n$`,
+	)
+	if d.code != 1 || !want.MatchString(d.stderr.String()) {
 		t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, want)
 	}
 	if !strings.HasSuffix(d.seen.String(), "has been taken away.\n") {
@@ -185,30 +186,61 @@ func TestDemoWithACorruptedDisk(t *testing.T) {
 	checkNoTraces(t, dir)
 }
 
-// corrupt changes a byte of the database's file in the backing file of the disk.
-func corrupt(t *testing.T, disk string) {
+// corrupt changes a byte of the file in the backing files of all disks that hold it.
+func corrupt(t *testing.T, dir string) {
 	t.Helper()
 	block := make([]byte, 4096)
 	_, err := io.ReadFull(fileContent(), block)
 	must(t, err)
-	f, err := os.OpenFile(disk, os.O_RDWR, 0)
+	disks, err := filepath.Glob(filepath.Join(dir, "*.disk"))
 	must(t, err)
-	defer func() { must(t, f.Close()) }()
-	for end := int64(0); ; {
-		start, err := unix.Seek(int(f.Fd()), end, unix.SEEK_DATA)
-		if err != nil {
-			t.Fatalf("what the database wrote is not on the disk: %v", err)
-		}
-		end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
+	found := false
+	for _, disk := range disks {
+		f, err := os.OpenFile(disk, os.O_RDWR, 0)
 		must(t, err)
-		data := make([]byte, end-start)
-		_, err = f.ReadAt(data, start)
-		must(t, err)
-		if i := bytes.Index(data, block); i >= 0 {
-			_, err := f.WriteAt([]byte{^block[100]}, start+int64(i)+100)
+		for end := int64(0); ; {
+			start, err := unix.Seek(int(f.Fd()), end, unix.SEEK_DATA)
+			if err != nil {
+				break // no more data
+			}
+			end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
 			must(t, err)
-			return
+			data := make([]byte, end-start)
+			_, err = f.ReadAt(data, start)
+			must(t, err)
+			if i := bytes.Index(data, block); i >= 0 {
+				_, err := f.WriteAt([]byte{^block[100]}, start+int64(i)+100)
+				must(t, err)
+				found = true
+			}
 		}
+		must(t, f.Close())
+	}
+	if !found {
+		t.Fatal("what was written to the volume is on no disk")
+	}
+}
+
+// TestDemoWithAForeignDisk creates a disk on the rack behind the plugin's back. The demo must see it in the rack's
+// listing: in the middle of the story, and at the end.
+func TestDemoWithAForeignDisk(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[string]string{
+		"volume attach orders":   "step 3 .*: this was expected instead: orders .*",
+		"snapshot delete monday": `left behind: the rack has the disks \[foreign .*\]; at the start it had \[node-a-boot node-b-boot\]`,
+	} {
+		t.Run(after, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "demo")
+			d := startDemo(t, dir, "--hotplug", "--controller-only")
+			d.until(after)
+			d.createDisk("foreign")
+			d.finish()
+			if d.code != 1 || !regexp.MustCompile("^oxide-sim: demo: "+want+"\n$").MatchString(d.stderr.String()) {
+				t.Errorf("exit code %d, stderr %q, want 1 and %q", d.code, &d.stderr, want)
+			}
+			checkNothingLeft(t, dir)
+		})
 	}
 }
 
@@ -218,7 +250,7 @@ func TestInterruptedDemo(t *testing.T) {
 	needRoot(t)
 	tests := []struct {
 		name string
-		// interrupt is called while the volume is mounted twice.
+		// interrupt is called while the volume is mounted.
 		interrupt func(t *testing.T, d *runningDemo)
 		stderr    string
 	}{
@@ -232,24 +264,29 @@ func TestInterruptedDemo(t *testing.T) {
 		{"terminated", func(t *testing.T, d *runningDemo) { must(t, d.cmd.Process.Signal(syscall.SIGTERM)) },
 			`^oxide-sim: demo: interrupted: .*terminated.*\n$`},
 		{
-			"a plugin is killed",
+			"a node plugin is killed",
 			func(t *testing.T, d *runningDemo) { d.killPart("--mode=node") },
-			`^oxide-sim: demo: step 5 \(.*\): oxide-csi volume unmount ledger data: oxide-csi: no plugin answers at .*; demo: left behind: .*signal: killed.*\n$`,
+			`^oxide-sim: demo: step 5 \(.*\): oxide-csi volume unmount orders data: .*cannot open /proc/.*\n$`,
+		},
+		{
+			"the controller is killed",
+			func(t *testing.T, d *runningDemo) { d.killPart("--mode=controller") },
+			`^oxide-sim: demo: step 4 \(.*\): oxide-csi snapshot create .*no plugin answers at .*; demo: left behind: .*signal: killed.*\n$`,
 		},
 		{"the rack is killed", func(t *testing.T, d *runningDemo) { d.killPart("serve") },
-			`^oxide-sim: demo: step 3 \(.*\): .*connection refused.*; demo: left behind: .*signal: killed.*\n$`},
+			`^oxide-sim: demo: step 4 \(.*\): oxide-csi snapshot create .*; demo: left behind: .*signal: killed.*\n$`},
 		{"the reader closes stdout", func(t *testing.T, d *runningDemo) { must(t, d.stdout.Close()) },
-			`^oxide-sim: demo: step 3 .*: write /dev/stdout: broken pipe\n$`},
+			`^oxide-sim: demo: step 4 .*: write /dev/stdout: broken pipe\n$`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "demo")
-			d := startDemo(t, "--step", "--state="+dir)
-			d.until("volume mount ledger")
+			d := startDemo(t, dir, "--hotplug")
+			d.until("volume mount orders")
 			found, err := findTraces(dir)
 			must(t, err)
-			for _, kind := range []string{"the mount at ", "the loop device ", "the process "} {
+			for _, kind := range []string{"the loop device ", "the process "} {
 				if !slices.ContainsFunc(found, func(trace string) bool { return strings.HasPrefix(trace, kind) }) {
 					t.Errorf("in the middle of the story there is no %s: %s", kind, found)
 				}
@@ -261,6 +298,31 @@ func TestInterruptedDemo(t *testing.T) {
 			}
 			checkNothingLeft(t, dir)
 		})
+	}
+}
+
+// TestDemoOnATerminal marks the step under way on a terminal, and removes the mark when the step is over. The mark is
+// bold unless NO_COLOR is set. A file gets plain lines.
+func TestDemoOnATerminal(t *testing.T) {
+	for _, test := range []struct {
+		path, noColor, want string
+	}{
+		{"/dev/ptmx", "", "\x1b[1m> 1. Do.\x1b[0m\r\x1b[K1. Do.\n   done\n"},
+		{"/dev/ptmx", "1", "> 1. Do.\r\x1b[K1. Do.\n   done\n"},
+		{filepath.Join(t.TempDir(), "file"), "", "1. Do.\n   done\n"},
+	} {
+		t.Setenv("NO_COLOR", test.noColor)
+		file, err := os.OpenFile(test.path, os.O_RDWR|os.O_CREATE, 0o600)
+		must(t, err)
+		n := newNarrator(file, nil, false)
+		var printed bytes.Buffer
+		n.w = &printed
+		n.begin("1. Do.")
+		n.end([]string{"done"})
+		must(t, file.Close())
+		if printed.String() != test.want {
+			t.Errorf("%s with NO_COLOR=%s got %q, want %q", test.path, test.noColor, &printed, test.want)
+		}
 	}
 }
 
@@ -279,6 +341,7 @@ func demoProgram(t *testing.T, args ...string) *exec.Cmd {
 type runningDemo struct {
 	t      *testing.T
 	cmd    *exec.Cmd
+	dir    string
 	stdin  io.WriteCloser
 	stdout io.ReadCloser
 	lines  *bufio.Scanner
@@ -287,9 +350,10 @@ type runningDemo struct {
 	code         int
 }
 
-func startDemo(t *testing.T, args ...string) *runningDemo {
+// startDemo starts a demo with --step in a folder.
+func startDemo(t *testing.T, dir string, args ...string) *runningDemo {
 	t.Helper()
-	d := &runningDemo{t: t, cmd: demoProgram(t, args...)}
+	d := &runningDemo{t: t, dir: dir, cmd: demoProgram(t, append(args, "--step", "--state="+dir)...)}
 	d.cmd.Stderr = &d.stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
 	var err error
@@ -338,36 +402,64 @@ func (d *runningDemo) finish() {
 	d.code = d.cmd.ProcessState.ExitCode()
 }
 
-// killPart kills a process that the demo has started: the oldest with this argument.
-func (d *runningDemo) killPart(argument string) {
+// part finds a process of the demo: the oldest with this argument and with the demo's folder in its command line.
+func (d *runningDemo) part(argument string) (pid int, command string) {
 	d.t.Helper()
-	stats, err := readEach("/proc/[0-9]*/stat")
+	commands, err := readEach("/proc/[0-9]*/cmdline")
 	must(d.t, err)
-	var found []int
-	for path, stat := range stats {
-		// The fields state and parent follow the program's name in parentheses.
-		_, after, _ := strings.Cut(stat, ") ")
-		fields := strings.Fields(after)
-		if len(fields) < 2 || fields[1] != strconv.Itoa(d.cmd.Process.Pid) {
+	for path, text := range commands {
+		if !strings.Contains(text, d.dir+"/") || !slices.Contains(strings.Split(text, "\x00"), argument) {
 			continue
 		}
-		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
+		found, err := strconv.Atoi(strings.Split(path, "/")[2])
 		must(d.t, err)
-		command, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
-		must(d.t, err)
-		if slices.Contains(strings.Split(string(command), "\x00"), argument) {
-			found = append(found, pid)
+		if pid == 0 || found < pid {
+			pid, command = found, text
 		}
 	}
-	if len(found) == 0 {
+	if pid == 0 {
 		d.t.Fatalf("the demo has started nothing with %s", argument)
 	}
-	must(d.t, syscall.Kill(slices.Min(found), syscall.SIGKILL))
+	return pid, command
+}
+
+// killPart kills a process of the demo, and waits until it is gone.
+func (d *runningDemo) killPart(argument string) {
+	d.t.Helper()
+	pid, _ := d.part(argument)
+	must(d.t, syscall.Kill(pid, syscall.SIGKILL))
+	for {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// createDisk creates a disk through the rack's API.
+func (d *runningDemo) createDisk(name string) {
+	d.t.Helper()
+	_, command := d.part("--mode=controller")
+	host := regexp.MustCompile(`--oxide-host=(http:[\w./:]+)`).FindStringSubmatch(command)
+	body := fmt.Sprintf(
+		`{"name": %q, "description": "", "size": 1073741824, "disk_backend": {"type": "distributed", "disk_source": {"type": "blank", "block_size": 4096}}}`,
+		name,
+	)
+	req, err := http.NewRequest(http.MethodPost, host[1]+"/v1/disks?project=demo", strings.NewReader(body))
+	must(d.t, err)
+	req.Header.Set("Authorization", "Bearer oxide-token-demo")
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	must(d.t, err)
+	must(d.t, resp.Body.Close())
+	if resp.StatusCode != http.StatusCreated {
+		d.t.Fatalf("the rack creates no disk: %s", resp.Status)
+	}
 }
 
 func printedFolder(t *testing.T, out string) string {
 	t.Helper()
-	found := regexp.MustCompile(`(?m)^ +folder +(\S+)$`).FindStringSubmatch(out)
+	found := regexp.MustCompile(`(\S+) is gone\n$`).FindStringSubmatch(out)
 	if found == nil {
 		t.Fatalf("no folder was printed:\n%s", out)
 	}

@@ -184,8 +184,8 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkLoopback keeps the control endpoint, which has no authentication, and the API, whose token everybody knows, on this
-// machine.
+// checkLoopback keeps the control endpoint, which has no authentication, and the API, whose token everybody knows, on
+// this machine.
 func checkLoopback(address string) error {
 	if err := checkAddress(address); err != nil {
 		return err

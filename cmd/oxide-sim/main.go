@@ -4,11 +4,11 @@
 
 //go:build linux
 
-// Command oxide-sim simulates an Oxide rack on one machine. It is for trying and testing the CSI plugin and is not
-// shipped.
+// Command oxide-sim simulates an Oxide rack on one machine. It is for trying and testing the CSI plugin. No
+// image and no installation has it.
 //
 // Its subcommand serve simulates a rack on a loopback address. demo starts such a rack and the plugin, and shows the
-// whole life of a volume. guest-init is an init for the guests of such a rack. Invalid flags end the program with exit
+// life of two volumes. guest-init is an init for the guests of such a rack. Invalid flags end the program with exit
 // code 2 and a line for each problem, any other error with exit code 1.
 package main
 

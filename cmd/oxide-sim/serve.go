@@ -134,8 +134,8 @@ func (s *server) begin(c serveConfig, log *slog.Logger) (err error) {
 	return nil
 }
 
-// checkHost rejects requests for another host than a loopback address or the address that received them. So no web page in
-// a browser on this machine can send requests to the control endpoint under a name of its own (DNS rebinding).
+// checkHost rejects requests for another host than a loopback address or the address that received them. So no web page
+// in a browser on this machine can send requests to the control endpoint under a name of its own (DNS rebinding).
 func checkHost(control http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		host, _, err := net.SplitHostPort(req.Host)

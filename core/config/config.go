@@ -8,10 +8,10 @@
 // [Load] reads all four. It returns a valid [Config], or all [Problems] at once. Nothing else in the plugin reads an
 // environment variable or a flag.
 //
-// The tags of [Config] are the only description of a setting. Flags, environment variables, keys of the file, the text of
-// --help and docs/reference/configuration.md are made from them. To add a setting, add a field to its group, a rule to
-// [Config.Validate], and the rows that the tests demand. Keep the number of settings small: derive a value that follows
-// from the orchestrator, and hide a setting that only tests or orchestrators set.
+// The tags of [Config] are the only description of a setting. Flags, environment variables, keys of the file, the text
+// of --help and docs/reference/configuration.md are made from them. To add a setting, add a field to its group, a rule
+// to [Config.Validate], and the rows that the tests demand. Keep the number of settings small: derive a value that
+// follows from the orchestrator, and hide a setting that only tests or orchestrators set.
 package config
 
 import (
@@ -29,8 +29,8 @@ import (
 //   - default is parsed like a value of a user. derived describes a default that depends on the orchestrator, see
 //     [loader.derive].
 //   - required is "always", or "controller" for modes controller and all.
-//   - file "no" keeps the key out of the file. use "identity" adds the setting to [LoadIdentity] and [LoadOperator], use
-//     "operator" only to the latter.
+//   - file "no" keeps the key out of the file. use "identity" adds the setting to [LoadIdentity] and [LoadOperator],
+//     use "operator" only to the latter.
 //   - help is the text of --help and of the reference. group is the heading there, for this setting and those after it.
 //     hidden "yes" keeps the setting out of both: an orchestrator or a test sets it.
 type Config struct {
@@ -162,11 +162,12 @@ func (c Config) Orchestrator() string {
 // RestartsPlanned reports whether restarts of instances are planned. Mode plan does not carry them out.
 func (c Config) RestartsPlanned() bool { return c.AttachMode != AttachHot }
 
-// kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name. So an operator
-// notices if both register the same plugin.
+// kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name. So an
+// operator notices if both register the same plugin.
 const kubeletSocket = "csi.oxide.computer-reg.sock"
 
-// KubeletSocket is the path of the socket for registering with the kubelet. It is empty if the plugin does not register.
+// KubeletSocket is the path of the socket for registering with the kubelet.
+// It is empty if the plugin does not register.
 func (c Config) KubeletSocket() string {
 	if c.KubeletRegistrationDir == "" || !c.Mode.Node() {
 		return ""
@@ -227,8 +228,8 @@ type Rack struct {
 	Token Token
 }
 
-// RackList returns the racks that the controller serves, in the order of the file. It returns at least one rack in modes
-// controller and all, and none in mode node.
+// RackList returns the racks that the controller serves, in the order of the file. It returns at least one rack in
+// modes controller and all, and none in mode node.
 func (c Config) RackList() []Rack {
 	switch {
 	case !c.Mode.Controller():

@@ -30,8 +30,8 @@ type file struct {
 // ReadBytes is part of koanf's Provider. koanf calls Read instead, because there is no parser.
 func (*file) ReadBytes() ([]byte, error) { return nil, errors.New("config: the file is read by Read") }
 
-// Read returns the values by key. It adds problems of the file to f.problems, and still returns all other values, so that
-// they are checked too.
+// Read returns the values by key. It adds problems of the file to f.problems, and still returns all other values, so
+// that they are checked too.
 func (f *file) Read() (map[string]any, error) {
 	f.lines = map[string]int{}
 	values := map[string]any{}
@@ -167,8 +167,8 @@ func resolve(node *yaml.Node) *yaml.Node {
 	return node
 }
 
-// suggestion names the known key that differs from an unknown key only in case, '-', '_' and '.', as clusterID does from
-// cluster-id.
+// suggestion names the known key that differs from an unknown key only in case, '-', '_' and '.', as clusterID does
+// from cluster-id.
 func suggestion(in, key string) string {
 	plain := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))

@@ -4,7 +4,8 @@
 
 package config
 
-// SocketFlag is a flag with the plugin's socket, in the notations of --endpoint. Its value is the socket's absolute path.
+// SocketFlag is a flag with the plugin's socket, in the notations of --endpoint.
+// Its value is the socket's absolute path.
 type SocketFlag string
 
 func (f *SocketFlag) String() string { return string(*f) }

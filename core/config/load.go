@@ -209,7 +209,7 @@ const (
 	// call to the plugin at a time, so there the call must not wait.
 	kubernetesRestartWait = 100 * time.Second
 	// nomadDetachGrace is longer than a restart of the node plugin takes. While the node plugin is down, Nomad requests a
-	// detach before the node has unmounted (docs/how-to/nomad.md). Kubernetes does not.
+	// detach before the node has unmounted (docs/explanation/nomad.md). Kubernetes does not.
 	nomadDetachGrace = time.Minute
 )
 
@@ -224,8 +224,8 @@ func (l *loader) derive() {
 	}
 }
 
-// applyMode removes the values that this mode must not have. It returns a warning for each other value that is set but not
-// used.
+// applyMode removes the values that this mode must not have. It returns a warning for each other value that is set but
+// not used.
 func (l *loader) applyMode() (warnings []string) {
 	c := &l.config
 	if len(c.Racks) == 1 && !c.RackGiven && metadata.CheckRack(c.Racks[0].Name) == nil {

@@ -61,8 +61,8 @@ func (p Problems) has(flag string) bool {
 	return false
 }
 
-// redactTokens returns s on one line without tokens: neither the configured token nor a text that looks like a token. Most
-// messages quote the user's value, and a token in the wrong setting must not get into a log.
+// redactTokens returns s on one line without tokens: neither the configured token nor a text that looks like a token.
+// Most messages quote the user's value, and a token in the wrong setting must not get into a log.
 func redactTokens(s string, token Token) string {
 	if t := strings.TrimSpace(token.Reveal()); len(t) >= minSecret {
 		s = strings.ReplaceAll(s, t, redacted)

@@ -8,8 +8,11 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -170,5 +173,32 @@ func TestFewSettings(t *testing.T) {
 	want := []string{"Serving", "Rack", "Node identity", "Attaching", "Kubernetes", "Nomad", "Diagnostics"}
 	if diff := cmp.Diff(want, groups); diff != "" {
 		t.Errorf("groups: -want +got:\n%s", diff)
+	}
+}
+
+// Pages show no hidden setting, because tests and orchestrators set these. The page of the simulated rack shows three:
+// a guest there is a folder, so its plugin must be told where /dev, /sys and the boot ID are.
+func TestPagesShowNoHiddenSetting(t *testing.T) {
+	const docs, simulatedRack = "../../docs", "../../docs/reference/rack.md"
+	err := filepath.WalkDir(docs, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".md" {
+			return err
+		}
+		page, err := os.ReadFile(path)
+		for _, s := range settings() {
+			if !s.hidden || s.flag == "" {
+				continue
+			}
+			if path == simulatedRack && slices.Contains([]string{"dev-root", "sys-root", "boot-id-file"}, s.flag) {
+				continue
+			}
+			if regexp.MustCompile(`--` + s.flag + `\b`).Match(page) {
+				t.Errorf("%s shows --%s, which is hidden", path, s.flag)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

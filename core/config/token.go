@@ -73,8 +73,8 @@ func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 // maxTokenBytes is a limit far above the length of a token, in case the path names something else, such as a disk.
 const maxTokenBytes = 16 << 10
 
-// ReadToken reads the token in a file, without the space around it. Its errors have a next step for an operator and never
-// quote the file. Callers repeat it when the file changes, so that a token can be rotated.
+// ReadToken reads the token in a file, without the space around it. Its errors have a next step for an operator and
+// never quote the file. Callers repeat it when the file changes, so that a token can be rotated.
 func ReadToken(file string) (Token, error) {
 	text, err := readFile(file, maxTokenBytes)
 	if err != nil {
@@ -103,8 +103,8 @@ func checkToken(token string) error {
 	return nil
 }
 
-// readFile reads a regular file of at most limit bytes. It rejects a pipe and a device, because reading them could block
-// the start for ever.
+// readFile reads a regular file of at most limit bytes. It rejects a pipe and a device, because reading them could
+// block the start for ever.
 func readFile(name string, limit int64) ([]byte, error) {
 	// O_NONBLOCK, because opening a pipe could block too.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)

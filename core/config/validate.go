@@ -24,7 +24,8 @@ const (
 	maxMaxDisks = 64
 )
 
-// Bounds of --luks-memory. argon2id accepts less, which an attacker tries too fast; cryptsetup accepts no more than 4 GiB.
+// Bounds of --luks-memory. argon2id accepts less, which an attacker tries too fast;
+// cryptsetup accepts no more than 4 GiB.
 const (
 	minLUKSMemory = Size(1) << 20
 	maxLUKSMemory = Size(4) << 30

@@ -6,10 +6,12 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // tokenWarnings are the times before a token's expiry at which the log warns, longest first.
@@ -22,11 +24,12 @@ const (
 	tokenCheckInterval = time.Hour
 )
 
-// WatchToken measures when the tokens of a rack's user expire, and warns a week and a day before, until ctx ends. One of
-// them is the token that this controller has. The rack tells which one only if the user has no other, so with several
-// tokens the log says that the token may be another one.
+// WatchToken measures when the tokens of a rack's user expire, until ctx ends. It logs a week and a day before that a
+// token expires, and in this week it publishes an event at each look: orchestrators keep events only for a while. One
+// of the tokens is the one that this controller has. The rack tells which one only if the user has no other, so with
+// several tokens log and event say that the token may be another one.
 func (c *Service) WatchToken(ctx context.Context, client *rack.Client) {
-	w := tokenWatch{log: c.log.With("rack", client.Name()), warned: map[string]time.Duration{}}
+	w := tokenWatch{rack: client.Name(), self: c.self, log: c.log.With("rack", client.Name())}
 	for wait := tokenCheckDelay; ; wait = tokenCheckInterval {
 		select {
 		case <-ctx.Done():
@@ -42,23 +45,34 @@ func (c *Service) WatchToken(ctx context.Context, client *rack.Client) {
 			continue
 		}
 		w.silent = false
-		c.metrics.SetTokens(client.Name(), len(tokens), earliestExpiry(tokens))
-		w.warn(tokens)
+		c.metrics.SetTokens(client.Name(), len(tokens), earliestCreation(tokens), earliestExpiry(tokens))
+		w.warn(ctx, tokens)
 	}
 }
 
-func earliestExpiry(tokens []rack.AccessToken) (earliest time.Time) {
+func earliestCreation(tokens []rack.AccessToken) time.Time {
+	return earliest(tokens, func(token rack.AccessToken) time.Time { return token.Created })
+}
+
+func earliestExpiry(tokens []rack.AccessToken) time.Time {
+	return earliest(tokens, func(token rack.AccessToken) time.Time { return token.Expires })
+}
+
+// earliest returns the first of the times that the tokens have, or zero if none has one.
+func earliest(tokens []rack.AccessToken, of func(rack.AccessToken) time.Time) (first time.Time) {
 	for _, token := range tokens {
-		if !token.Expires.IsZero() && (earliest.IsZero() || token.Expires.Before(earliest)) {
-			earliest = token.Expires
+		if at := of(token); !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
 		}
 	}
-	return earliest
+	return first
 }
 
 // tokenWatch is what [Service.WatchToken] has logged about one rack.
 type tokenWatch struct {
-	log *slog.Logger
+	rack string
+	self metadata.SelfReporter // may be nil
+	log  *slog.Logger
 	// warned is the last of [tokenWarnings] that was logged for a token, by the token's ID.
 	warned map[string]time.Duration
 	// silent means that the last look failed, which is logged once.
@@ -72,8 +86,8 @@ func (w *tokenWatch) failed(err error) {
 	w.silent = true
 }
 
-// warn logs each token that expires soon, once for each of [tokenWarnings].
-func (w *tokenWatch) warn(tokens []rack.AccessToken) {
+// warn logs each token that expires soon, once for each of [tokenWarnings], and publishes an event of it each time.
+func (w *tokenWatch) warn(ctx context.Context, tokens []rack.AccessToken) {
 	warned := map[string]time.Duration{}
 	for _, token := range tokens {
 		due := dueWarning(token.Expires)
@@ -84,8 +98,24 @@ func (w *tokenWatch) warn(tokens []rack.AccessToken) {
 			w.log.Warn(expiryMessage(len(tokens)), "token_id", token.ID, "expires", token.Expires, "tokens", len(tokens))
 		}
 		warned[token.ID] = due
+		w.publish(ctx, token, len(tokens))
 	}
 	w.warned = warned
+}
+
+// publish publishes that a token expires. A failure is only logged.
+func (w *tokenWatch) publish(ctx context.Context, token rack.AccessToken, tokens int) {
+	if w.self == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	report := metadata.Report{Event: metadata.EventTokenExpires, Message: fmt.Sprintf(
+		"rack %s, token ID %s, expiry %s: %s",
+		w.rack, token.ID, token.Expires.UTC().Format(time.RFC3339), expiryMessage(tokens))}
+	if err := w.self.ReportSelf(ctx, report); err != nil {
+		w.log.Warn("could not publish that a token expires", "error", err.Error())
+	}
 }
 
 // dueWarning returns the shortest of [tokenWarnings] that has begun, or 0.

@@ -6,7 +6,9 @@ package controller_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -22,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -33,16 +36,38 @@ type tokenRig struct {
 	metrics *metrics.Metrics
 	log     *bytes.Buffer
 	started time.Time
+	events  *selfEvents
+	// tokenID is the last token ID in the log.
+	tokenID string
+}
+
+// selfEvents counts the events that the controller publishes about itself, by their text. With fail it publishes none.
+type selfEvents struct {
+	counts map[string]int
+	fail   error
+}
+
+func (e *selfEvents) ReportSelf(_ context.Context, report metadata.Report) error {
+	if e.fail == nil {
+		e.counts[report.Event.Reason+": "+report.Message]++
+	}
+	return e.fail
 }
 
 // watchToken starts a controller with a token that expires. Each of others is the life of another token of its user.
 func watchToken(t *testing.T, life time.Duration, others ...time.Duration) *tokenRig {
+	t.Helper()
+	return watchTokenWith(t, &selfEvents{counts: map[string]int{}}, life, others...)
+}
+
+func watchTokenWith(t *testing.T, events *selfEvents, life time.Duration, others ...time.Duration) *tokenRig {
 	t.Helper()
 	r := &tokenRig{
 		bubbleRig: newBubbleRig(t),
 		metrics:   metrics.New(metrics.Process{}),
 		log:       &bytes.Buffer{},
 		started:   time.Now(),
+		events:    events,
 	}
 	r.token = r.makeToken(t, map[string]any{"role": "limited-collaborator", "expires_in_s": int(life.Seconds())})
 	for _, life := range others {
@@ -53,11 +78,12 @@ func watchToken(t *testing.T, life time.Duration, others ...time.Duration) *toke
 		case slog.TimeKey:
 			return slog.String("after", a.Value.Time().Sub(r.started).Round(time.Hour).String())
 		case "token_id":
+			r.tokenID = a.Value.String()
 			return slog.Attr{}
 		}
 		return a
 	}}))
-	service := r.startController(t, controller.Options{Log: log, Metrics: r.metrics})
+	service := r.startController(t, controller.Options{Log: log, Metrics: r.metrics, Self: r.events})
 	go service.WatchToken(t.Context(), r.client)
 	return r
 }
@@ -109,11 +135,33 @@ func TestOnlyTokenExpires(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		expires := r.started.Add(10*day + time.Minute).UTC()
 		coretest.WantSame(t, r.samples(t), metricstest.Samples{
-			`oxide_csi_rack_tokens{rack="default"}`:                         1,
-			`oxide_csi_rack_token_expiry_timestamp_seconds{rack="default"}`: float64(expires.Unix()),
+			`oxide_csi_rack_tokens{rack="default"}`:                          1,
+			`oxide_csi_rack_token_created_timestamp_seconds{rack="default"}`: float64(r.started.Unix()),
+			`oxide_csi_rack_token_expiry_timestamp_seconds{rack="default"}`:  float64(expires.Unix()),
 		})
 		time.Sleep(10*day - time.Hour)
 		r.wantLog(t, warning(3*day, expires, 1), warning(9*day, expires, 1))
+		// One text, so that it is one event, at each of the looks of the last week.
+		coretest.WantSame(t, r.events.counts, map[string]int{
+			"TokenExpires: rack default, token ID " + r.tokenID + ", expiry " + expires.Format(time.RFC3339) +
+				": the token of the rack expires soon: replace it": 7 * 24,
+		})
+	})
+}
+
+// An event that cannot be published is logged, and everything else goes on.
+func TestTokenEventFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := watchTokenWith(t, &selfEvents{fail: errors.New("no right")}, day+time.Minute)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if got := r.log.String(); !strings.Contains(got, `could not publish that a token expires`) ||
+			!strings.Contains(got, "the token of the rack expires soon") {
+			t.Errorf("log:\n%s", got)
+		}
+		if len(r.samples(t)) != 3 {
+			t.Errorf("samples %v", r.samples(t))
+		}
 	})
 }
 
@@ -124,8 +172,9 @@ func TestOneOfSeveralTokensExpires(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		first, second := r.started.Add(2*day).UTC(), r.started.Add(9*day+time.Minute).UTC()
 		coretest.WantSame(t, r.samples(t), metricstest.Samples{
-			`oxide_csi_rack_tokens{rack="default"}`:                         3,
-			`oxide_csi_rack_token_expiry_timestamp_seconds{rack="default"}`: float64(first.Unix()),
+			`oxide_csi_rack_tokens{rack="default"}`:                          3,
+			`oxide_csi_rack_token_created_timestamp_seconds{rack="default"}`: float64(r.started.Unix()),
+			`oxide_csi_rack_token_expiry_timestamp_seconds{rack="default"}`:  float64(first.Unix()),
 		})
 		time.Sleep(2*day + time.Hour)
 		r.wantLog(t, warning(0, first, 3), warning(day, first, 3), warning(2*day, second, 2))
@@ -137,7 +186,10 @@ func TestNoExpiryIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := watchToken(t, 0)
 		time.Sleep(2 * time.Hour)
-		coretest.WantSame(t, r.samples(t), metricstest.Samples{`oxide_csi_rack_tokens{rack="default"}`: 1})
+		coretest.WantSame(t, r.samples(t), metricstest.Samples{
+			`oxide_csi_rack_tokens{rack="default"}`:                          1,
+			`oxide_csi_rack_token_created_timestamp_seconds{rack="default"}`: float64(r.started.Unix()),
+		})
 		r.wantLog(t, "")
 	})
 	synctest.Test(t, func(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 )
 
 // ControllerModifyVolume adopts a volume of another cluster, and with it the volume's snapshots: CSI spec,
-// ControllerModifyVolume. The owner is all that can change about a volume. Only the command oxide-csi volume adopt calls
-// it. MODIFY_VOLUME is not advertised: no orchestrator may take a volume from a cluster, because that is safe only if the
-// cluster is gone. The call is OK and changes nothing if this cluster owns the volume already.
+// ControllerModifyVolume. The owner is all that can change about a volume. Only the command oxide-csi volume adopt
+// calls it. MODIFY_VOLUME is not advertised: no orchestrator may take a volume from a cluster, because that is safe
+// only if the cluster is gone. The call is OK and changes nothing if this cluster owns the volume already.
 func (c *Service) ControllerModifyVolume(
 	ctx context.Context,
 	req *csi.ControllerModifyVolumeRequest,
@@ -40,8 +40,8 @@ func (c *Service) ControllerModifyVolume(
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
-// findDescription returns what names the owner of a volume: the description of its disk or, if the disk was deleted, of
-// one of its snapshots. It returns also the ID of the disk, as the racks write it.
+// findDescription returns the description that names the owner of a volume: that of its disk or, if the disk was
+// deleted, of one of its snapshots. It also returns the disk's ID as the racks write it.
 func (c *Service) findDescription(
 	ctx context.Context,
 	volumeID string,
@@ -66,7 +66,7 @@ func (c *Service) findDescription(
 			disk.ID,
 		)
 	}
-	return rc, disk.ID, described, nil
+	return rc, disk.VolumeID, described, nil
 }
 
 // findSnapshotOf returns the description of a snapshot of a deleted disk, or the error notFound.
@@ -81,7 +81,7 @@ func (c *Service) findSnapshotOf(
 				return rackController{}, rack.Description{}, err
 			}
 			described, ours := rack.ParseDescription(listed.Value.Description)
-			if ours && listed.Value.DiskID == diskID && !listed.Value.Temporary() && described.Cluster != c.cluster {
+			if ours && listed.Value.VolumeID == diskID && !listed.Value.Internal() && described.Cluster != c.cluster {
 				return c.forRack(client), described, nil
 			}
 		}
@@ -89,8 +89,9 @@ func (c *Service) findSnapshotOf(
 	return rackController{}, rack.Description{}, notFound
 }
 
-// adopt records that this cluster owns a disk. The parameter described is the cluster that the disk's description names.
-// If two clusters adopt a disk at the same time, the record names one of them, and each use of the disk reads it.
+// adopt records that this cluster owns a disk. The parameter described is the cluster that the disk's description
+// names. If two clusters adopt a disk at the same time, the record names one of them, and each use of the disk reads
+// it.
 func (c rackController) adopt(ctx context.Context, diskID, described, from string) error {
 	old, adopted, err := c.adoption(ctx, diskID)
 	if err != nil {
@@ -102,7 +103,7 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	case from:
 	default:
 		return rpc.FailedPrecondition(
-			"disk %s belongs to cluster %q and not to %q: adopt it from %q if that cluster is gone", diskID, owner, from, owner)
+			"disk %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", diskID, owner, from)
 	}
 	// A detach that the previous owner deferred would stand in the way of one by this cluster.
 	if err := detach.Erase(ctx, c.rack, diskID); err != nil {
@@ -123,16 +124,16 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	case err != nil:
 		return err
 	}
-	c.log.Info("adopted a volume", "disk_id", diskID, "from_cluster", from, "rack", c.rack.Name())
+	c.log.Info("adopted a volume", "volume_id", diskID, "from_cluster", from, "rack", c.rack.Name())
 	return nil
 }
 
-// isAdoptable reports whether a disk, or a snapshot of the disk, belongs to the cluster of [rpc.MetadataOfCluster], or
-// belonged to it until this cluster adopted it: the list for an adoption is the same before and after it.
+// isAdoptable reports whether the cluster of [rpc.MetadataOfCluster] owns a disk or a snapshot of the disk, or owned it
+// until this cluster adopted it. So the list for an adoption is the same before and after it.
 type isAdoptable func(description, diskID string) bool
 
-// adoptable returns nil for the request of an orchestrator. Otherwise it reads the adoptions of all racks, once for each
-// page of a list and not once for each volume.
+// adoptable returns nil for the request of an orchestrator. Otherwise it reads the adoptions of all racks, once for
+// each page of a list and not once for each volume.
 func (c *Service) adoptable(ctx context.Context) (isAdoptable, error) {
 	sent, _ := grpcmetadata.FromIncomingContext(ctx)
 	clusters := sent.Get(rpc.MetadataOfCluster)
@@ -166,7 +167,7 @@ func (c *Service) listAdoptable(
 ) (*csi.ListVolumesResponse, error) {
 	details := newDetails(ctx)
 	entry := func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-		if !adoptable(disk.Description, disk.ID) {
+		if !adoptable(disk.Description, disk.VolumeID) {
 			return nil
 		}
 		details.addVolume(c, disk)

@@ -48,7 +48,7 @@ func bigList(
 					continue
 				}
 				disk := rack.Disk{
-					ID: id, Name: diskname.ForVolume("c", id), ProjectID: bigProject, SizeBytes: 1 << 40, BlockSize: 4096,
+					VolumeID: id, Name: diskname.ForVolume("c", id), ProjectID: bigProject, SizeBytes: 1 << 40, BlockSize: 4096,
 					State: rack.Attached, InstanceID: id,
 				}
 				if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: id}, nil) {

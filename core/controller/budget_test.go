@@ -64,6 +64,7 @@ var (
 	clone       = func(t *testing.T, r *rig, id string) { _, _ = r.CreateVolume(t.Context(), from("c", fromVolume(id))) }
 	deleteIt    = func(t *testing.T, r *rig, id string) { _ = r.Delete(t, id) }
 	publishIt   = func(t *testing.T, r *rig, id string) { _ = r.Publish(t, id, nodeOf(t, r)) }
+	expandIt    = func(t *testing.T, r *rig, id string) { _, _ = r.expand(t, id, 2*coretest.GiB) }
 	unpublishIt = func(t *testing.T, r *rig, id string) { _ = r.Unpublish(t, id, nodeOf(t, r)) }
 	validateIt  = func(t *testing.T, r *rig, id string) {
 		_, _ = r.ValidateVolumeCapabilities(
@@ -102,6 +103,12 @@ func adoptIt(t *testing.T, r *rig, id string) { _ = r.adopt(t, id, otherCluster)
 
 func anotherClustersVolume(t *testing.T, r *rig) string {
 	return r.otherController(t, otherCluster).Create(t, "v")
+}
+
+func adoptedVolume(t *testing.T, r *rig) string {
+	id := anotherClustersVolume(t, r)
+	r.Must(t, r.adopt(t, id, otherCluster))
+	return id
 }
 
 // anotherClustersSnapshot makes a volume of another cluster and a snapshot of it, and deletes the volume.
@@ -151,10 +158,15 @@ var budgets = map[string][2]scenario{
 		{aVolume, deleteIt},
 		{faulty(aVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
 	},
+	"DeleteVolume of an adopted volume": {
+		{adoptedVolume, deleteIt},
+		{faulty(adoptedVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
+	},
 	"ControllerPublishVolume":    {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
 	"ControllerUnpublishVolume":  {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
 	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
 	"ControllerModifyVolume":     {{anotherClustersVolume, adoptIt}, {anotherClustersSnapshot, adoptIt}},
+	"ControllerExpandVolume":     {{aVolume, expandIt}, {faulty(aVolume, "disk_create", simtest.FaultLost, 0), expandIt}},
 	"ListVolumes":                {{aVolume, listVolumes}, {aVolume, listVolumes}},
 	"ControllerGetVolume":        {{aVolume, getVolume}, {nothing, getVolume}},
 	"GetCapacity":                {{nothing, getCapacity}, {nothing, getCapacity}},

@@ -17,7 +17,6 @@ import (
 
 // controllerRPCs are the optional RPCs of the Controller service. Not advertised:
 //
-//   - EXPAND_VOLUME: a rack cannot change the size of a disk (docs/reference/rack.md §2).
 //   - MODIFY_VOLUME: ControllerModifyVolume adopts a volume, which no orchestrator may do.
 //   - PUBLISH_READONLY: a rack has no read-only attachment. NodePublishVolume applies the readonly flag.
 var controllerRPCs = []csi.ControllerServiceCapability_RPC_Type{
@@ -33,6 +32,7 @@ var controllerRPCs = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
 	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
@@ -99,7 +99,7 @@ func (c rackController) checkConfirmable(
 	}
 	actual := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
-		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
+		rpc.KeySizeBytes: strconv.FormatInt(disk.CreatedBytes, 10),
 		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
 	}
 	for key, value := range req.GetVolumeContext() {

@@ -27,11 +27,12 @@ const (
 )
 
 // GetCapacity returns how much the quota of the silo still allows, summed over all racks in the topology: CSI spec,
-// GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity is
-// 0. If a rack does not answer, it returns an error, and Kubernetes' external-provisioner keeps what it published before.
+// GetCapacity. A rack does not show its physical capacity. For a topology without a rack of this plugin the capacity
+// is 0. If a rack does not answer, it returns an error, and Kubernetes' external-provisioner keeps what it published
+// before.
 //
-// Parameters are not checked, and there is no maximum size: with an error or a maximum, Kubernetes' scheduler would say
-// that no node has enough storage, and the reason, which CreateVolume tells, would never be asked for. The command
+// Parameters are not checked, and there is no maximum size. An error or a maximum here makes Kubernetes' scheduler
+// report "not enough storage", and CreateVolume, whose error has the real reason, is never called. The command
 // oxide-csi volume create --dry-run asks for both (see [rpc.MetadataCheckCreate]).
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := validateGetCapacity(req); err != nil {

@@ -27,17 +27,17 @@ func (c *Service) clone(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	rc, source, err := c.disk(ctx, want.cloneOf)
+	rc, source, err := c.neededDisk(ctx, want.cloneOf)
 	if err != nil {
 		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
-	if err := checkSourceEncryption(want, "volume", source.Name, source.ID, source.Description); err != nil {
+	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	size, err := chooseSize(want.capacity, source.SizeBytes)
@@ -48,9 +48,9 @@ func (c *Service) clone(
 		return c.existingOr(ctx, want, candidates, err)
 	}
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
-	want.description.Lineage = rack.Lineage(source.ID, description.Lineage)
+	want.description.Lineage = rack.Lineage(source.VolumeID, description.Lineage)
 	want.description.Clone = true
-	disk, err := rc.copyDisk(ctx, want, size)
+	disk, err := rc.copyDisk(ctx, want, source, size)
 	return rc, disk, err
 }
 
@@ -82,7 +82,12 @@ func (c rackController) waitForSource(ctx context.Context, disk rack.Disk) (rack
 }
 
 // copyDisk makes the copy, unless the copy exists already. It deletes the temporary snapshot in every case.
-func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBytes int64) (disk rack.Disk, err error) {
+func (c rackController) copyDisk(
+	ctx context.Context,
+	want volumeRequest,
+	source rack.Disk,
+	sizeBytes int64,
+) (disk rack.Disk, err error) {
 	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
 	case err == nil:
@@ -93,7 +98,7 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 	case !errors.Is(err, rack.ErrNotFound):
 		return disk, retryable(ctx, err)
 	}
-	snapshot, err := c.createTemporarySnapshot(ctx, want)
+	snapshot, err := c.createTemporarySnapshot(ctx, want, source)
 	if err != nil {
 		c.deleteTemporaryByName(ctx, want)
 		if rack.OutcomeUnknown(err) {
@@ -116,10 +121,16 @@ func (c rackController) copyDisk(ctx context.Context, want volumeRequest, sizeBy
 
 // createTemporarySnapshot makes the temporary snapshot. It replaces a snapshot that an earlier call left behind,
 // because that snapshot shows the disk at an earlier time.
-func (c rackController) createTemporarySnapshot(ctx context.Context, want volumeRequest) (rack.Snapshot, error) {
+func (c rackController) createTemporarySnapshot(
+	ctx context.Context,
+	want volumeRequest,
+	source rack.Disk,
+) (rack.Snapshot, error) {
 	name := diskname.ForClone(c.cluster, want.name)
-	description := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage).Encode()
-	snapshot, err := c.createSnapshot(ctx, name, description, want.cloneOf)
+	snapshotOf := rack.NewTemporaryDescription(c.cluster, want.name, want.description.Lineage)
+	snapshotOf.Volume = rack.GrownVolume(source)
+	description := snapshotOf.Encode()
+	snapshot, err := c.createSnapshot(ctx, name, description, source.ID)
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		old, lookErr := c.rack.SnapshotByName(ctx, name)
 		if lookErr == nil {
@@ -131,7 +142,7 @@ func (c rackController) createTemporarySnapshot(ctx context.Context, want volume
 		if lookErr != nil && !errors.Is(lookErr, rack.ErrNotFound) {
 			return snapshot, retryable(ctx, lookErr)
 		}
-		snapshot, err = c.createSnapshot(ctx, name, description, want.cloneOf)
+		snapshot, err = c.createSnapshot(ctx, name, description, source.ID)
 	}
 	switch {
 	case err == nil, errors.Is(err, rack.ErrCapacity):

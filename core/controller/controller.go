@@ -5,12 +5,14 @@
 package controller
 
 import (
+	"cmp"
 	"log/slog"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -35,12 +37,18 @@ type Service struct {
 	sweeper      *sweeper
 	// detachers keep the deferred detaches of each rack.
 	detachers map[*rack.Client]*detach.Detacher
+	// expanders replace the disks of the volumes that grow.
+	expanders map[*rack.Client]*expand.Expander
 	// engines plan restarts, in attach mode restart. The map is nil in attach mode hot.
 	engines map[*rack.Client]*restart.Engine
 	// restartWait is how long ControllerPublishVolume waits for a planned restart.
 	restartWait time.Duration
+	// orchestrator tells which nodes may use a volume. It may be nil.
+	orchestrator Orchestrator
+	otherWait    time.Duration
 	// claims publishes what volumes wait for. It is nil if the orchestrator has no claims.
 	claims  metadata.ClaimReporter
+	self    metadata.SelfReporter
 	metrics *metrics.Metrics
 	log     *slog.Logger
 }
@@ -50,12 +58,13 @@ type rackController struct {
 	*Service
 	rack     *rack.Client
 	detacher *detach.Detacher
+	expander *expand.Expander
 	// engine is nil except in attach mode restart.
 	engine *restart.Engine
 }
 
 func (c *Service) forRack(client *rack.Client) rackController {
-	return rackController{c, client, c.detachers[client], c.engines[client]}
+	return rackController{c, client, c.detachers[client], c.expanders[client], c.engines[client]}
 }
 
 // Options configure a [Service].
@@ -70,8 +79,14 @@ type Options struct {
 	DetachGrace time.Duration
 	// TemporaryAge is the age at which the temporary snapshot of a clone counts as left behind; 0 means one hour.
 	TemporaryAge time.Duration
+	// OtherRacksWait bounds the look for a volume on the racks that a create does not allow; 0 means two seconds.
+	OtherRacksWait time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *PlannedRestarts
+	// Orchestrator tells which nodes may use a volume. It is nil for one that never leaves an unpublish out.
+	Orchestrator Orchestrator
+	// Self publishes that a token expires. It may be nil.
+	Self metadata.SelfReporter
 	// Metrics receives the number of volumes. It may be nil.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -88,11 +103,15 @@ func New(opts Options) *Service {
 		pageTokens:   newPageTokens(),
 		volumeCounts: newPageCounts(),
 		freeCapacity: newCapacityCache(),
+		orchestrator: opts.Orchestrator,
+		otherWait:    cmp.Or(opts.OtherRacksWait, defaultOtherRacksWait),
+		self:         opts.Self,
 		metrics:      opts.Metrics,
 		log:          opts.Log,
 	}
 	c.sweeper = newSweeper(c, opts.TemporaryAge)
 	c.detachers = c.newDetachers(opts.DetachGrace)
+	c.expanders = c.newExpanders()
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
 		c.claims, _ = opts.Restarts.Requester.(metadata.ClaimReporter)

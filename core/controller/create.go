@@ -65,7 +65,7 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
-	c.racks.cacheLocation(disk.ID, rc.rack)
+	c.racks.cacheLocation(disk.VolumeID, rc.rack)
 	return &csi.CreateVolumeResponse{Volume: rc.volume(disk, want.params)}, nil
 }
 
@@ -96,7 +96,7 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 		id, ok := diskname.ParseID(source.GetVolumeId())
 		if !ok {
 			return volumeRequest{}, rpc.NotFound(
-				"volume_content_source: volume_id %q is not a UUID: the ID of a volume is the UUID of its disk",
+				"volume_content_source: volume_id %q is not a UUID: give the ID that CreateVolume answered",
 				source.GetVolumeId(),
 			)
 		}
@@ -163,10 +163,7 @@ func (c *Service) findExisting(
 		case result.err == nil:
 			found, at = append(found, result.value), append(at, client)
 		case !errors.Is(result.err, rack.ErrNotFound):
-			return rackController{}, rack.Disk{}, retryable(
-				ctx,
-				fmt.Errorf("volume %q may exist on rack %q, which does not answer: %w", want.name, client.Name(), result.err),
-			)
+			return rackController{}, rack.Disk{}, want.mayExistOn(ctx, client, result.err)
 		}
 	}
 	switch len(found) {
@@ -186,16 +183,18 @@ func (c *Service) findExisting(
 	)
 }
 
-// otherRacksWait bounds the look for a volume on the racks that the request does not allow. Within it, a rack that fails
-// is asked again every otherRacksPoll: one error of a rack that is up must not lead to a second disk.
+// defaultOtherRacksWait bounds the look for a volume on the racks that the request does not allow. Within it, a rack
+// that fails is asked again every otherRacksPoll: one error of a rack that is up must not lead to a second disk.
 const (
-	otherRacksWait = 2 * time.Second
-	otherRacksPoll = 200 * time.Millisecond
+	defaultOtherRacksWait = 2 * time.Second
+	otherRacksPoll        = 200 * time.Millisecond
 )
 
 // checkOtherRacks rejects a volume that exists on a rack that the request does not allow: CSI spec, CreateVolume,
 // ALREADY_EXISTS. The requirement can move when a pod is scheduled again, and a second disk would have no owner. A rack
-// that does not answer must not block a create on another, so it is left out after [otherRacksWait].
+// that does not answer must not block a create on another, so it is left out after [Options.OtherRacksWait]. Then the
+// volume can have a second disk. A repeated create must succeed all the same, so a disk on another rack counts only if
+// the allowed racks have none.
 func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candidates []*rack.Client) error {
 	others := slices.DeleteFunc(slices.Clone(c.racks.all), func(client *rack.Client) bool {
 		return slices.Contains(candidates, client)
@@ -204,7 +203,7 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 		return nil
 	}
 	name := diskname.ForVolume(c.cluster, want.name)
-	limited, cancel := context.WithTimeout(ctx, otherRacksWait)
+	limited, cancel := context.WithTimeout(ctx, c.otherWait)
 	defer cancel()
 	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) {
 		return lookUpUntilAnswered(ctx, client, name)
@@ -212,22 +211,64 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 	for client, result := range queryAll(limited, others, lookUp) {
 		switch {
 		case errors.Is(result.err, rack.ErrNotFound):
+		case ctx.Err() != nil:
+			return ctx.Err() // the caller has given up; the rack may have had no time to answer
 		case result.err != nil:
 			c.log.Warn("a rack that the request does not allow was not asked for the volume: it does not answer",
 				"rack", client.Name(), "name", want.name, "error", result.err.Error())
 		default:
-			owner, _ := rack.ParseDescription(result.value.Description)
-			if owner.SameObject(want.description) {
-				return rpc.AlreadyExists(
-					"volume %q exists as disk %s on rack %q, outside of accessibility_requirements: delete it or use another name",
-					want.name,
-					result.value.ID,
-					client.Name(),
-				)
+			if !want.has(result.value) {
+				continue
+			}
+			if err := c.checkSecondDisk(ctx, want, candidates, result.value, client); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// has reports whether a disk was made for this volume, and not by hand or by another cluster.
+func (r volumeRequest) has(disk rack.Disk) bool {
+	owner, _ := rack.ParseDescription(disk.Description)
+	return owner.SameObject(r.description)
+}
+
+// mayExistOn is the error of a look for the volume's disk on a rack that did not answer.
+func (r volumeRequest) mayExistOn(ctx context.Context, client *rack.Client, err error) error {
+	return retryable(
+		ctx,
+		fmt.Errorf("volume %q may exist on rack %q, which does not answer: %w", r.name, client.Name(), err),
+	)
+}
+
+// checkSecondDisk rejects a volume whose disk is on a rack that the request does not allow, unless an allowed rack has
+// one, too. Then it logs the other disk, which nothing uses.
+func (c *Service) checkSecondDisk(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+	other rack.Disk,
+	at *rack.Client,
+) error {
+	name := diskname.ForVolume(c.cluster, want.name)
+	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) { return client.DiskByName(ctx, name) }
+	for client, result := range queryAll(ctx, candidates, lookUp) {
+		switch {
+		case result.err == nil && want.has(result.value):
+			c.log.Warn("the volume has a second disk on a rack that the request does not allow: delete it if no volume uses it",
+				"rack", at.Name(), "disk_id", other.ID, "name", want.name, "volume_id", result.value.VolumeID)
+			return nil
+		case result.err != nil && !errors.Is(result.err, rack.ErrNotFound):
+			return want.mayExistOn(ctx, client, result.err)
+		}
+	}
+	return rpc.AlreadyExists(
+		"volume %q exists as disk %s on rack %q, outside of accessibility_requirements: delete it or use another name",
+		want.name,
+		other.ID,
+		at.Name(),
+	)
 }
 
 // lookUpUntilAnswered looks up a disk by its name until the rack says whether it exists. When ctx ends it returns the
@@ -339,10 +380,10 @@ func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 		return mismatch("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
 	case !owner.SameObject(want.description):
 		return mismatch("belongs to volume %q of cluster %q: delete it or use another name", owner.Name, owner.Cluster)
-	case !sizeInRange(disk.SizeBytes, want.capacity):
+	case !sizeInRange(disk.CreatedBytes, want.capacity):
 		return mismatch(
 			"has %d bytes, not %d to %d as requested: delete it or use another name",
-			disk.SizeBytes,
+			disk.CreatedBytes,
 			want.capacity.GetRequiredBytes(),
 			want.capacity.GetLimitBytes(),
 		)
@@ -370,8 +411,8 @@ func encryptionText(luks int) string {
 	return "is encrypted"
 }
 
-// checkSourceEncryption rejects a source that is encrypted if the volume is not to be, and the other way round: the copy
-// has the source's bytes, so nothing could encrypt or decrypt it.
+// checkSourceEncryption rejects an encrypted source for a volume that is not encrypted, and the reverse: a copy has the
+// bytes of its source.
 func checkSourceEncryption(want volumeRequest, kind, name, id, description string) error {
 	source, _ := rack.ParseDescription(description) // a source that this plugin did not make is not known to be encrypted
 	if source.LUKS == want.params.luks {
@@ -435,9 +476,9 @@ func (c *Service) restore(
 	if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
-	if snapshot.Temporary() {
+	if snapshot.Internal() {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_content_source: snapshot %q (%s) is a temporary snapshot of this plugin: use another snapshot",
+			"volume_content_source: snapshot %q (%s) is an internal snapshot of this plugin: use another snapshot",
 			snapshot.Name,
 			snapshot.ID,
 		)
@@ -473,7 +514,7 @@ func lineageOf(snapshot rack.Snapshot) []string {
 	if description, ours := rack.ParseDescription(snapshot.Description); ours && len(description.Lineage) > 0 {
 		return description.Lineage
 	}
-	return rack.Lineage(snapshot.DiskID, nil)
+	return rack.Lineage(snapshot.VolumeID, nil)
 }
 
 // existingWithoutSource answers a create whose source is gone.

@@ -20,12 +20,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// detachWait is how long ControllerPublishVolume waits for the detach from another instance. Nomad sends one such RPC at
-// a time for all volumes of a cluster.
+// detachWait is how long ControllerPublishVolume waits for the detach from another instance. Nomad sends one such RPC
+// at a time for all volumes of a cluster.
 const detachWait = 5 * time.Second
 
-// claimPoll is the time between two looks at a disk that another process is detaching.
-const claimPoll = 250 * time.Millisecond
+// detachingPoll is the time between two looks at a disk that another process is detaching.
+const detachingPoll = 250 * time.Millisecond
 
 // newDetachers returns a detacher for each rack.
 func (c *Service) newDetachers(grace time.Duration) map[*rack.Client]*detach.Detacher {
@@ -63,24 +63,27 @@ func (c rackController) deferredDetaches(ctx context.Context) (map[string]string
 	return set.Instances(), nil
 }
 
-// takeBack ends the deferred detach of a volume that is published. It gives way to a process that is detaching the disk,
-// after a moment in which a process that has just detached it removes its claim.
-func (c rackController) takeBack(ctx context.Context, disk rack.Disk) error {
+// takeBack ends the deferred detach of a volume that is published. It gives way to a process that is detaching the
+// disk, after a moment in which a process that has just detached it removes its record.
+func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []rack.Record) error {
 	if !c.detacher.Timed() {
-		// A controller in attach mode restart, of before or of the same rolling update, may have deferred the detach, and a
-		// later one would carry it out.
-		return detach.Erase(ctx, c.rack, disk.ID)
+		// A controller in attach mode restart may have deferred the detach: an earlier one, or one of the same rolling
+		// update. A later one would carry it out.
+		if !detach.Named(records, disk.VolumeID) {
+			return nil
+		}
+		return detach.Erase(ctx, c.rack, disk.VolumeID)
 	}
-	err := c.detacher.TakeBack(ctx, disk.ID)
-	if errors.Is(err, detach.ErrClaimed) {
+	err := c.detacher.TakeBackListed(ctx, disk.VolumeID, records)
+	if errors.Is(err, detach.ErrDetaching) {
 		select {
-		case <-time.After(claimPoll):
-			err = c.detacher.TakeBack(ctx, disk.ID)
+		case <-time.After(detachingPoll):
+			err = c.detacher.TakeBack(ctx, disk.VolumeID)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	if errors.Is(err, detach.ErrClaimed) {
+	if errors.Is(err, detach.ErrDetaching) {
 		return justDetachedError(disk)
 	}
 	return err
@@ -107,14 +110,14 @@ func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (deferr
 		return false, err
 	}
 	if c.engine != nil {
-		err = c.engine.DeferDetach(ctx, disk.ID, disk.InstanceID)
+		err = c.engine.DeferDetach(ctx, disk.VolumeID, disk.InstanceID)
 	} else {
-		err = c.detacher.Defer(ctx, disk.ID, disk.InstanceID)
+		err = c.detacher.Defer(ctx, disk.VolumeID, disk.InstanceID)
 	}
 	if err != nil {
 		return false, err
 	}
-	c.log.Info("the detach is deferred by --detach-grace", "volume_id", disk.ID, "node_id", disk.InstanceID)
+	c.log.Info("the detach is deferred by --detach-grace", "volume_id", disk.VolumeID, "node_id", disk.InstanceID)
 	// The header is for the command oxide-csi volume detach. There is no caller to send it to in some tests.
 	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, "yes"))
 	return true, nil
@@ -137,13 +140,13 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 	if err != nil {
 		return disk, err
 	}
-	deferred, ok := set.Of(disk.ID, disk.InstanceID)
+	deferred, ok := set.Of(disk.VolumeID, disk.InstanceID)
 	if !ok {
-		return c.rack.Disk(ctx, disk.ID) // it may just have been detached
+		return c.rack.Disk(ctx, disk.VolumeID) // it may just have been detached
 	}
 	left, err := c.timeLeft(ctx, &deferred)
 	if errors.Is(err, detach.ErrNotDeferred) {
-		return c.rack.Disk(ctx, disk.ID)
+		return c.rack.Disk(ctx, disk.VolumeID)
 	}
 	if err != nil {
 		return disk, err
@@ -152,26 +155,26 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 	if left > time.Until(deadline) {
 		return disk, c.waitsForDetachError(disk, deferred, "then publish it again")
 	}
-	for wait := left; ; wait = claimPoll {
+	for wait := left; ; wait = detachingPoll {
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 			return disk, ctx.Err()
 		}
-		err := c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
+		err := c.detacher.Detach(ctx, disk.VolumeID, disk.InstanceID)
 		switch {
 		case err == nil, errors.Is(err, detach.ErrNotDeferred):
-			return c.rack.Disk(ctx, disk.ID)
-		case !errors.Is(err, detach.ErrClaimed):
+			return c.rack.Disk(ctx, disk.VolumeID)
+		case !errors.Is(err, detach.ErrDetaching):
 			return disk, err
-		case time.Until(deadline) < claimPoll:
+		case time.Until(deadline) < detachingPoll:
 			return disk, justDetachedError(disk)
 		}
 	}
 }
 
-// timeLeft returns the rest of the grace period of a deferred detach, for a disk that another node needs. The grace period
-// of an untimed deferred detach starts now. An instance without a guest needs none.
+// timeLeft returns the rest of the grace period of a deferred detach, for a disk that another node needs. The grace
+// period of an untimed deferred detach starts now. An instance without a guest needs none.
 func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred) (time.Duration, error) {
 	instance, err := c.rack.Instance(ctx, deferred.Instance)
 	switch {
@@ -193,7 +196,7 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Defe
 	var when string
 	switch {
 	case !c.detacher.Timed():
-		when = "it is detached with the instance's next planned restart, or when you stop the instance"
+		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed:
 		when = "it is detached when another node needs it, when the instance is stopped, or by \"oxide-csi volume detach\""
 	case c.detacher.Left(deferred) == 0:

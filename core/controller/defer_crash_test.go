@@ -50,9 +50,9 @@ func (m *mortal) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// patience is the grace period, the time after which a dead controller's claim is removed, and an interval of Nomad's
-// repetition.
-const patience = grace + 150*time.Second + time.Minute
+// waitBudget is the grace period, the time after which a dead controller's detaching record is removed, and an interval
+// of Nomad's repetition.
+const waitBudget = grace + 150*time.Second + time.Minute
 
 // nomad calls the controllers of a cluster as Nomad does.
 type nomad struct {
@@ -89,8 +89,8 @@ func (n *nomad) controller(t *testing.T) *controller.Service {
 	return m.service
 }
 
-// publish repeats the call as Nomad does, until it succeeds. It fails after patience without the end of a controller, and
-// after a day with many.
+// publish repeats the call as Nomad does, until it succeeds. It fails after waitBudget without the end of a controller,
+// and after a day with many.
 func (n *nomad) publish(t *testing.T, id, node string) {
 	first := time.Now()
 	began, living := first, n.current
@@ -105,7 +105,7 @@ func (n *nomad) publish(t *testing.T, id, node string) {
 		if n.current != living {
 			began, living = time.Now(), n.current
 		}
-		if time.Since(began) > patience || time.Since(first) > 24*time.Hour {
+		if time.Since(began) > waitBudget || time.Since(first) > 24*time.Hour {
 			t.Fatalf("volume %s is stuck: %v", id, err)
 		}
 		time.Sleep(wait)
@@ -126,8 +126,8 @@ func (n *nomad) unpublish(t *testing.T, id, node string) {
 	}
 }
 
-// Whenever a controller ends, and whatever Nomad repeats late, a published volume stays attached, and an unpublished one
-// can be published anywhere.
+// Whenever a controller ends, and whatever Nomad repeats late, a published volume stays attached, and an unpublished
+// one can be published anywhere.
 func TestDeferredDetachesWhenControllersEnd(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -41,6 +41,8 @@ const (
 type deferring struct {
 	*bubbleRig
 	service *controller.Service
+	// orchestrator is for the next controller. It may be nil.
+	orchestrator controller.Orchestrator
 	// stop ends what the controller does beside the RPCs.
 	stop  func()
 	nodes [2]string
@@ -65,7 +67,7 @@ func (d *deferring) start(t *testing.T) {
 	if d.stop != nil {
 		d.stop()
 	}
-	d.service = d.startController(t, controller.Options{DetachGrace: grace})
+	d.service = d.startController(t, controller.Options{DetachGrace: grace, Orchestrator: d.orchestrator})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	client := d.client
@@ -165,6 +167,26 @@ func TestDetachIsDeferred(t *testing.T) {
 	})
 }
 
+// A disk that waits to be detached counts as attached, and the answer says for how long.
+func TestExpandWaitsForTheDetach(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		grow := func() error {
+			_, err := d.service.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+			})
+			return err
+		}
+		time.Sleep(grace / 2)
+		wantRejected(t, grow(), codes.FailedPrecondition, "in 30s (--detach-grace), then expand it again")
+		d.wantHolder(t, id, d.nodes[0])
+		time.Sleep(grace/2 + within)
+		coretest.Must(t, grow())
+	})
+}
+
 // A controller that ends leaves the detach to another one, which counts the grace period from its own start.
 func TestDetachIsDeferredToAnotherController(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
@@ -200,8 +222,8 @@ func TestReturningVolumeStaysAttached(t *testing.T) {
 	})
 }
 
-// Nomad repeats the unpublish of an old allocation. Within ten minutes after the volume was published again, it detaches
-// nothing under the new one, whichever controller receives it.
+// Nomad repeats the unpublish of an old allocation. Within ten minutes after the volume was published again, it
+// detaches nothing under the new one, whichever controller receives it.
 func TestLateUnpublishDetachesNothing(t *testing.T) {
 	for _, other := range []bool{false, true} {
 		for _, detached := range []bool{false, true} {
@@ -237,8 +259,8 @@ func TestLateUnpublishDetachesNothing(t *testing.T) {
 	}
 }
 
-// Nomad repeats the unpublish of an allocation that ran here before the volume was on another node and came back. Within
-// ten minutes that detaches nothing either.
+// Nomad repeats the unpublish of an allocation that ran here before the volume was on another node and came back.
+// Within ten minutes that detaches nothing either.
 func TestLateUnpublishAfterAnotherNode(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		id := d.create(t, "v")
@@ -294,8 +316,8 @@ func TestReturnIsForgotten(t *testing.T) {
 	})
 }
 
-// A publish on another node is refused with the time that is left, and succeeds when the grace period is over. At most 5
-// s are spent in an RPC.
+// A publish on another node is refused with the time that is left, and succeeds when the grace period is over. At most
+// 5 s are spent in an RPC.
 func TestPublishElsewhereWaitsForTheGracePeriod(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		id := d.create(t, "v")
@@ -358,6 +380,29 @@ func TestFullInstanceWithADeferredDetach(t *testing.T) {
 	})
 }
 
+// Disks whose unpublish may be an old one again make no room by themselves. The error names one, and how to detach it.
+func TestFullInstanceWithUntimedDetaches(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		var volumes []string
+		for i := range 8 {
+			volumes = append(volumes, d.create(t, fmt.Sprint("v", i)))
+		}
+		for _, id := range volumes[:7] {
+			coretest.Must(t, d.publish(t, id, d.nodes[0]))
+			d.unpublish(t, id, d.nodes[0])
+			coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		}
+		time.Sleep(5 * time.Minute)
+		for _, id := range volumes[:7] {
+			d.unpublish(t, id, d.nodes[0])
+		}
+		for _, wait := range []time.Duration{0, 24 * time.Hour} {
+			time.Sleep(wait)
+			wantRejected(t, d.publish(t, volumes[7], d.nodes[0]), codes.FailedPrecondition, "oxide-csi volume detach")
+		}
+	})
+}
+
 // A deletion never detaches. It says when the volume can be deleted.
 func TestDeleteWaitsForTheDeferredDetach(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
@@ -415,8 +460,8 @@ func TestDeferredDetachWithoutHotplug(t *testing.T) {
 	}, func(o *simrack.Options) { o.Hotplug = false })
 }
 
-// A process that claimed a detach and ended holds a volume up for some minutes, and not for good.
-func TestAbandonedClaimExpires(t *testing.T) {
+// A process that ended while it detached a disk holds a volume up for some minutes, and not for good.
+func TestAbandonedDetachingRecordExpires(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		id := d.create(t, "v")
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
@@ -437,7 +482,7 @@ func TestAbandonedClaimExpires(t *testing.T) {
 
 // A publish on another node that meets the end of a detach attaches the disk.
 func TestPublishElsewhereMeetsADetach(t *testing.T) {
-	for _, end := range []time.Duration{0, 200 * time.Millisecond} { // of the claim, after the publish has read the disk
+	for _, end := range []time.Duration{0, 200 * time.Millisecond} { // of the detaching record, after the publish has read the disk
 		t.Run(end.String(), func(t *testing.T) {
 			inDeferring(t, func(t *testing.T, d *deferring) {
 				var id string
@@ -447,18 +492,18 @@ func TestPublishElsewhereMeetsADetach(t *testing.T) {
 					if !strings.HasSuffix(req.URL.Path, "/anti-affinity-groups") || !armed.CompareAndSwap(true, false) {
 						return
 					}
-					// Another controller carries the detach out. Its claim is removed last.
+					// Another controller carries the detach out. Its record is removed last.
 					other := detach.New(d.client, detach.Options{
 						Cluster: coretest.Cluster, Grace: grace, Log: slog.New(slog.DiscardHandler),
 					})
 					coretest.Must(t, other.Detach(req.Context(), id, d.nodes[0]))
-					claim, err := d.client.CreateRecord(
+					record, err := d.client.CreateRecord(
 						req.Context(),
 						"csi-detaching-"+id,
 						fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"other"}`, coretest.Cluster, id),
 					)
 					coretest.Must(t, err)
-					time.AfterFunc(end, func() { coretest.Must(t, d.client.DeleteRecord(t.Context(), claim.ID)) })
+					time.AfterFunc(end, func() { coretest.Must(t, d.client.DeleteRecord(t.Context(), record.ID)) })
 				}
 				d.start(t)
 				id = d.create(t, "v")

@@ -25,20 +25,17 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
-	rc, disk, err := c.disk(ctx, id)
-	if errors.Is(err, rack.ErrNotFound) {
-		return &csi.DeleteVolumeResponse{}, nil
-	}
-	if err != nil {
-		return nil, err
+	rc, disk, err := c.locate(ctx, id)
+	if err != nil || disk.ID == "" {
+		return c.deletedBefore(ctx, id, rc, err)
 	}
 	if err := rc.checkDeletable(ctx, &disk); err != nil {
 		return nil, err
 	}
-	err = rc.rack.DeleteDisk(ctx, id)
+	err = rc.rack.DeleteDisk(ctx, disk.ID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return &csi.DeleteVolumeResponse{}, rc.confirmNotFound(ctx)
+		return c.deletedMeanwhile(ctx, id)
 	case errors.Is(err, rack.ErrRefused):
 		// The likely reason is an attach after checkDeletable.
 		if now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
@@ -48,26 +45,86 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	case err != nil:
 		return nil, err
 	}
+	// The cluster from which the disk was adopted may have left an expansion.
+	if err := rc.expander.Deleted(ctx, id, disk.ID != disk.VolumeID || !rc.ownsDisk(disk)); err != nil {
+		return nil, err
+	}
+	c.sweeper.scheduleIfStale()
 	rc.forgetAdoption(ctx, disk)
 	if rc.defersDetaches() {
 		if err := rc.detacher.Forget(ctx, id); err != nil {
-			rc.log.Warn("cannot remove the deferred detach of a deleted disk", "disk_id", id, "error", err.Error())
+			rc.log.Warn("cannot remove the deferred detach of a deleted disk", "volume_id", id, "error", err.Error())
 		}
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
+// deletedMeanwhile answers a DeleteVolume whose disk was deleted by another process: with the volume, or by an
+// expansion, which replaces it.
+func (c *Service) deletedMeanwhile(ctx context.Context, volumeID string) (*csi.DeleteVolumeResponse, error) {
+	rc, disk, err := c.locate(ctx, volumeID)
+	if err == nil && disk.ID != "" {
+		return nil, rpc.Aborted("the disk of volume %s has changed meanwhile: retry", volumeID)
+	}
+	return c.deletedBefore(ctx, volumeID, rc, err)
+}
+
+// deletedBefore answers a DeleteVolume for a volume without a disk. The parameters are those that [Service.locate]
+// returned. What an expansion has left is deleted: records, and perhaps the snapshot with the data.
+func (c *Service) deletedBefore(
+	ctx context.Context,
+	volumeID string,
+	rc rackController,
+	err error,
+) (*csi.DeleteVolumeResponse, error) {
+	switch {
+	case err == nil:
+		if err = rc.checkExpansionOwner(ctx, volumeID); err == nil {
+			err = rc.expander.Deleted(ctx, volumeID, true)
+		}
+		if err == nil {
+			rc.forgetAdoption(ctx, rack.Disk{VolumeID: volumeID})
+		}
+	case errors.Is(err, rack.ErrNotFound):
+		err = nil
+		for _, client := range c.racks.all {
+			err = errors.Join(err, c.expanders[client].Deleted(ctx, volumeID, false))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// checkExpansionOwner rejects a volume without a disk that another cluster expands, unless this cluster has adopted it.
+// The snapshot has the only copy of its data. A cluster expands only what it owns.
+func (c rackController) checkExpansionOwner(ctx context.Context, volumeID string) error {
+	owner, err := c.expander.Owner(ctx, volumeID)
+	if err != nil || owner == c.cluster {
+		return err
+	}
+	if a, adopted, err := c.adoption(ctx, volumeID); err != nil || adopted && a.Cluster == c.cluster {
+		return err
+	}
+	return rpc.FailedPrecondition(
+		"volume %s is being expanded by cluster %q, this is %q: delete it in that cluster",
+		volumeID,
+		owner,
+		c.cluster,
+	)
+}
+
 // checkDeletable rejects a disk that is attached, or that does not belong to this cluster. It waits while the disk
 // changes state, and updates *disk.
 func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
-	reason, err := c.notOwnedReason(ctx, disk.Description, disk.ID)
+	reason, err := c.notOwnedReason(ctx, disk.Description, disk.VolumeID)
 	if err != nil {
 		return err
 	}
 	if reason != "" {
 		return rpc.FailedPrecondition(
-			"disk %q (%s) %s and is not deleted: delete it yourself on rack %q, and the volume is gone",
-			disk.Name,
+			"disk %s %s: delete it yourself on rack %q",
 			disk.ID,
 			reason,
 			c.rack.Name(),
@@ -116,7 +173,7 @@ func (c rackController) checkProject(ctx context.Context, disk rack.Disk) error 
 func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error {
 	if c.defersDetaches() {
 		set, err := c.detacher.List(ctx)
-		if deferred, ok := set.Of(disk.ID, disk.InstanceID); err == nil && ok {
+		if deferred, ok := set.Of(disk.VolumeID, disk.InstanceID); err == nil && ok {
 			return c.waitsForDetachError(disk, deferred, "then delete it again")
 		}
 	}

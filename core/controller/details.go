@@ -50,7 +50,7 @@ func (d detailsOf) addVolume(c *Service, disk rack.Disk) {
 	}
 	details := c.describe(diskname.Volume, disk.Description)
 	details.Created = disk.Created
-	d[disk.ID] = details
+	d[disk.VolumeID] = details
 }
 
 func (d detailsOf) addSnapshot(c *Service, snapshot rack.Snapshot) {

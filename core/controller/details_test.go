@@ -71,7 +71,8 @@ func wantDetails(t *testing.T, want, got map[string]rpc.Details) {
 	}
 }
 
-// A caller that asks gets the names of volumes and snapshots. Another caller gets the answer of the specification alone.
+// A caller that asks gets the names of volumes and snapshots. Another caller gets the answer of the specification
+// alone.
 func TestDetails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

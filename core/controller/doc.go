@@ -5,8 +5,8 @@
 // Package controller is the CSI Controller service. It calls the racks' APIs and never touches a device.
 //
 //   - controller.go: the service and its options; capabilities.go: which RPCs there are, and ValidateVolumeCapabilities
-//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots that
-//     a crash left behind
+//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots
+//     that a crash left behind
 //   - delete.go: DeleteVolume
 //   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
 //   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it

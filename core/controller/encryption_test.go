@@ -26,7 +26,8 @@ func (r *rig) create(t *testing.T, req *csi.CreateVolumeRequest) *csi.Volume {
 	return resp.GetVolume()
 }
 
-// The description says that a disk is encrypted, so every answer about the volume does: the rack is asked, not the class.
+// The description says that a disk is encrypted, so every answer about the volume does: the rack is asked,
+// not the class.
 func TestEncryptedVolumeSaysSo(t *testing.T) {
 	r := newRig(t)
 	created := r.create(t, encrypted(coretest.CreateRequest("secret")))

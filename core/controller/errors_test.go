@@ -146,7 +146,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_delete", refused400, codes.Internal, "unknown reason"},
 			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
-			{"disk_delete", noDisk, codes.OK, ""},
+			{"disk_delete", noDisk, codes.Aborted, "retry"}, // the rack still shows a disk of the volume
 			{"disk_delete", conflict, codes.Unavailable, "came first"},
 			{"disk_delete", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_delete", unavailable503, codes.Unavailable, "Service Unavailable"},
@@ -172,8 +172,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
 			{"instance_disk_list", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_attach", refused400, codes.Internal, "unknown reason"},
-			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "stop the instance"},
-			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "takes no more"},
+			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "only while the instance is stopped"},
+			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "allows fewer than --max-disks"},
 			{"instance_disk_attach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_attach", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_attach", conflict, codes.Unavailable, "came first"},
@@ -193,7 +193,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"instance_disk_detach", refused400, codes.Internal, "unknown reason"},
-			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "stop the instance"},
+			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "only while the instance is stopped"},
 			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_detach", conflict, codes.Unavailable, "came first"},
@@ -221,7 +221,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				r := newRig(t)
+				log := &simtest.Output{}
+				r := newRig(t, func(o *coretest.Options) { o.Log = log })
 				volumeID, nodeID := r.Create(t, "v"), r.Node(t, "node-a")
 				fault := row.fault
 				fault.Operation = row.operation
@@ -230,6 +231,10 @@ func TestRackErrorsToCodes(t *testing.T) {
 				err = test.call(t, r, volumeID, nodeID)
 				coretest.WantCode(t, err, row.code, row.mentions)
 				message := status.Convert(err).Message()
+				refused := row.code == codes.FailedPrecondition || row.code == codes.ResourceExhausted
+				if words := row.fault.Message; refused && !strings.Contains(message+log.String(), words) {
+					t.Errorf("neither the message %q nor the log has the words %q of the rack:\n%s", message, words, log)
+				}
 				if strings.ContainsAny(message, "\r\n\t") || strings.Contains(message, "oxide-token-") {
 					t.Errorf("message %q has several lines or a token", message)
 				}
@@ -243,8 +248,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 	}
 }
 
-// An orchestrator takes each new text of an error for a new event. So a repeated call has the same text: the rack's ID of
-// the request, which differs, is in the log only.
+// An orchestrator takes each new text of an error for a new event. So a repeated call has the same text: the rack's ID
+// of the request, which differs, is in the log only.
 func TestRepeatedErrorHasTheSameText(t *testing.T) {
 	log := &simtest.Output{}
 	r := newRig(t, func(o *coretest.Options) { o.Log = log })

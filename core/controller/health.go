@@ -39,7 +39,7 @@ func (c *Service) ControllerListVolumeHealth(
 	entries, next, err := listPage(
 		ctx,
 		c,
-		(*rack.Client).Disks,
+		c.disksAndReplaced,
 		diskProject,
 		req,
 		func(_ rackController, disk rack.Disk) *csi.VolumeHealth {
@@ -57,11 +57,20 @@ func (c *Service) ControllerListVolumeHealth(
 }
 
 // diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other states
-// are healthy.
+// are healthy. A disk without an ID is a volume whose disk is being replaced.
 func diskHealth(disk rack.Disk) *csi.VolumeHealth {
-	health := &csi.VolumeHealth{VolumeId: disk.ID}
-	switch disk.State {
-	case rack.Faulted:
+	health := &csi.VolumeHealth{VolumeId: disk.VolumeID}
+	switch {
+	case disk.ID == "":
+		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
+			{
+				Status: csi.VolumeHealthErrorType_INACCESSIBLE,
+				Reason: "DiskBeingReplaced",
+				Message: "the volume is being expanded, and only the expansion's snapshot has its data, do not delete it: " +
+					"if this lasts, free quota and expand the volume again",
+			},
+		}
+	case disk.State == rack.Faulted:
 		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
 			{
 				Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
@@ -69,7 +78,7 @@ func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 				Message: "disk " + disk.Name + " is faulted and cannot be attached: ask the operator of the rack",
 			},
 		}
-	case rack.Maintenance:
+	case disk.State == rack.Maintenance:
 		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
 			{
 				Status:  csi.VolumeHealthErrorType_DEGRADED,

@@ -17,6 +17,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -51,15 +52,16 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	entries, next, err := listPage(
 		ctx,
 		c,
-		(*rack.Client).Disks,
+		c.disksAndReplaced,
 		diskProject,
 		req,
 		func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-			ours := c.ownsDisk(disk)
+			owner, described := rack.ParseDescription(disk.Description)
+			ours := described && owner.Cluster == c.cluster
 			if !isListed(disk, ours) {
 				return nil
 			}
-			listed = append(listed, listedDisk{rc.rack, ours, disk.InstanceID != ""})
+			listed = append(listed, listedDisk{rc.rack, ours, disk.InstanceID != "", owner.LUKS != 0})
 			details.addVolume(c, disk)
 			return &csi.ListVolumesResponse_Entry{
 				Volume: rc.volume(disk, parameters{}),
@@ -98,15 +100,24 @@ func (c *Service) count(counts volumeCounts, page []listedDisk, next string) {
 		c.volumeCounts.store(next, counts)
 	default:
 		for _, client := range c.racks.all {
-			c.metrics.SetVolumes(client.Name(), counts[client].all, counts[client].attached)
+			c.metrics.SetVolumes(client.Name(), counts[client])
 		}
 	}
 }
 
 // isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still
-// fail.
+// fail, but not the new disk of a volume that grows. It leaves out a disk that the rack failed to delete: the volume is
+// deleted, or has another disk.
 func isListed(disk rack.Disk, ours bool) bool {
-	return disk.State != rack.Creating && (disk.InstanceID != "" || ours)
+	failable := disk.State == rack.Creating && disk.VolumeID == disk.ID
+	return !failable && !disk.HalfDeleted() && (disk.InstanceID != "" || ours)
+}
+
+// disksAndReplaced is [expand.Expander.Disks] of a rack.
+func (c *Service) disksAndReplaced(
+	client *rack.Client, ctx context.Context, from rack.Cursor, wanted int,
+) iter.Seq2[rack.ListItem[rack.Disk], error] {
+	return c.expanders[client].Disks(ctx, from, wanted)
 }
 
 // ownsDisk reports whether this plugin made a disk for its cluster.
@@ -115,15 +126,12 @@ func (c *Service) ownsDisk(disk rack.Disk) bool {
 	return ours && owner.Cluster == c.cluster
 }
 
-// volumeCount counts the volumes of this cluster on a rack.
-type volumeCount struct{ all, attached int }
-
-type volumeCounts map[*rack.Client]volumeCount
+type volumeCounts map[*rack.Client]metrics.Volumes
 
 // listedDisk is what the metrics need to know of a disk in a list.
 type listedDisk struct {
-	client         *rack.Client
-	ours, attached bool
+	client                    *rack.Client
+	ours, attached, encrypted bool
 }
 
 func (v volumeCounts) add(disk listedDisk) {
@@ -131,9 +139,12 @@ func (v volumeCounts) add(disk listedDisk) {
 		return
 	}
 	count := v[disk.client]
-	count.all++
+	count.All++
 	if disk.attached {
-		count.attached++
+		count.Attached++
+	}
+	if disk.encrypted {
+		count.Encrypted++
 	}
 	v[disk.client] = count
 }
@@ -152,11 +163,10 @@ func (c *Service) allDeferredDetaches(ctx context.Context) (map[string]string, e
 }
 
 // publishedNodes are the nodes on which a volume is published: the instance to which its disk is attached, unless the
-// disk is only waiting for its deferred detach. The record of a deferred detach exists from before the
-// restart attaches the disk until after it detached the disk. A caller must therefore read the records before the disk
-// and again after it.
+// disk is only waiting for its deferred detach. The record is created before the disk is attached and deleted after it
+// is detached. So a caller must read the records before the disk and again after it.
 func publishedNodes(disk rack.Disk, deferred map[string]string) []string {
-	if disk.InstanceID == "" || deferred[disk.ID] == disk.InstanceID {
+	if disk.InstanceID == "" || deferred[disk.VolumeID] == disk.InstanceID {
 		return nil
 	}
 	return []string{disk.InstanceID}
@@ -182,13 +192,13 @@ func (c *Service) ControllerGetVolume(
 	}
 	nodes := publishedNodes(disk, nil)
 	if rc.defersDetaches() && len(nodes) > 0 {
-		if disk, nodes, err = rc.publishedNow(ctx, disk.ID); err != nil {
+		if disk, nodes, err = rc.publishedNow(ctx, disk.VolumeID); err != nil {
 			return nil, err
 		}
 	}
 	details := newDetails(ctx)
 	details.addVolume(c, disk)
-	if err := errors.Join(c.sendRestarts(ctx, disk.ID), details.send(ctx)); err != nil {
+	if err := errors.Join(c.sendRestarts(ctx, disk.VolumeID), details.send(ctx)); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
@@ -232,10 +242,10 @@ func (c *Service) ListSnapshots(
 	}
 	details := newDetails(ctx)
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
-		if snapshot.State == rack.SnapshotCreating || snapshot.Temporary() || (sourceOK && snapshot.DiskID != source) {
+		if snapshot.State == rack.SnapshotCreating || snapshot.Internal() || (sourceOK && snapshot.VolumeID != source) {
 			return nil
 		}
-		if adoptable != nil && !adoptable(snapshot.Description, snapshot.DiskID) {
+		if adoptable != nil && !adoptable(snapshot.Description, snapshot.VolumeID) {
 			return nil
 		}
 		details.addSnapshot(c, snapshot)

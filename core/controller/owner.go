@@ -65,8 +65,8 @@ func (c rackController) adoption(ctx context.Context, diskID string) (adoption, 
 }
 
 // owner returns the cluster that owns a disk or a snapshot of the disk, or "" if no cluster does. It sends a request
-// only if the description names another cluster. This cluster's own disks must cost no request, so it does not notice if
-// one of them was adopted by another cluster.
+// only if the description names another cluster. This cluster's own disks must cost no request, so it does not notice
+// if one of them was adopted by another cluster.
 func (c rackController) owner(ctx context.Context, description, diskID string) (string, error) {
 	described, _ := rack.ParseDescription(description)
 	if described.Cluster == "" || described.Cluster == c.cluster {
@@ -81,13 +81,12 @@ func (c rackController) owner(ctx context.Context, description, diskID string) (
 
 // checkDiskOwner rejects a disk of another cluster.
 func (c rackController) checkDiskOwner(ctx context.Context, disk rack.Disk) error {
-	return c.checkOwner(ctx, fmt.Sprintf("disk %q (%s)", disk.Name, disk.ID), disk.Description, disk.ID)
+	return c.checkOwner(ctx, "disk "+disk.VolumeID, disk.Description, disk.VolumeID)
 }
 
 // checkSnapshotOwner rejects a snapshot of another cluster.
 func (c rackController) checkSnapshotOwner(ctx context.Context, snapshot rack.Snapshot) error {
-	what := fmt.Sprintf("snapshot %q (%s)", snapshot.Name, snapshot.ID)
-	return c.checkOwner(ctx, what, snapshot.Description, snapshot.DiskID)
+	return c.checkOwner(ctx, "snapshot "+snapshot.ID, snapshot.Description, snapshot.VolumeID)
 }
 
 func (c rackController) checkOwner(ctx context.Context, what, description, diskID string) error {
@@ -96,7 +95,7 @@ func (c rackController) checkOwner(ctx context.Context, what, description, diskI
 		return err
 	}
 	return rpc.FailedPrecondition(
-		"%s belongs to cluster %q, this is cluster %q: if that cluster is gone, adopt its volumes with oxide-csi volume adopt",
+		"%s belongs to cluster %q, this is %q: if that is gone, use oxide-csi volume adopt",
 		what,
 		owner,
 		c.cluster,
@@ -113,7 +112,7 @@ func (c rackController) notOwnedReason(ctx context.Context, description, diskID 
 	case owner == "":
 		return "was not made by this plugin", nil
 	case owner != c.cluster:
-		return fmt.Sprintf("belongs to cluster %q, this is cluster %q", owner, c.cluster), nil
+		return fmt.Sprintf("belongs to cluster %q, this is %q", owner, c.cluster), nil
 	}
 	return "", nil
 }
@@ -124,9 +123,9 @@ func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
 	if c.ownsDisk(disk) {
 		return
 	}
-	err := c.rack.DeleteRecordNamed(ctx, adoptionPrefix+disk.ID)
+	err := c.rack.DeleteRecordNamed(ctx, adoptionPrefix+disk.VolumeID)
 	if err != nil && !errors.Is(err, rack.ErrNotFound) {
-		c.log.Warn("cannot remove the record of a deleted disk's adoption", "disk_id", disk.ID, "error", err.Error())
+		c.log.Warn("cannot remove the record of a deleted disk's adoption", "volume_id", disk.VolumeID, "error", err.Error())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -39,6 +40,13 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.LockInstance, opts.Detacher = c.lockInstance, c.detachers[client]
+	opts.Yield = func(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+		err := c.forRack(client).yield(ctx, disk, records)
+		if errors.Is(err, expand.ErrUnderWay) {
+			return fmt.Errorf("%w: %w", err, rack.ErrRefused) // a restart goes on without the disk
+		}
+		return err
+	}
 	opts.Observe = func(seen restart.Observation) {
 		c.metrics.SetRestarts(client.Name(), seen.DisksWaiting, seen.InFlight)
 		for reason, instances := range seen.InstancesWaiting {
@@ -101,10 +109,12 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		case err == nil:
 			return c.awaitAttached(ctx, attached, instanceID)
 		case errors.Is(err, restart.ErrElsewhere):
-			if disk, err = c.attachableNow(ctx, disk.ID); err != nil {
+			if disk, err = c.attachableNow(ctx, disk.VolumeID); err != nil {
 				return rack.Disk{}, err
 			}
 			continue // it was detached there since
+		case errors.Is(err, expand.ErrUnderWay):
+			return rack.Disk{}, err
 		case errors.Is(err, restart.ErrFull):
 			return rack.Disk{}, rpc.ResourceExhausted(
 				"%w: --max-disks is %d; unpublish another volume from that node first",
@@ -117,7 +127,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			}
 			// The disk is attached to this instance after all. Only the engine knows whether its detach is deferred: on
 			// the rack such a disk looks the same.
-			if attached, err = c.engine.Publish(ctx, disk.ID, instanceID); err != nil {
+			if attached, err = c.engine.Publish(ctx, disk.VolumeID, instanceID); err != nil {
 				return rack.Disk{}, err
 			}
 			return c.awaitAttached(ctx, attached, instanceID)
@@ -142,8 +152,8 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 	}
 }
 
-// waitForRestart waits until something has changed, but not longer than maxWait. It reports whether this controller hands
-// its restarts over.
+// waitForRestart waits until something has changed, but not longer than maxWait. It reports whether this controller
+// hands its restarts over.
 func (c rackController) waitForRestart(
 	ctx context.Context,
 	changed <-chan struct{},
@@ -173,9 +183,17 @@ func (c rackController) reportWait(ctx context.Context, disk rack.Disk, why stri
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	report := metadata.RestartReport{Reason: "WaitsForRestart", Message: why}
+	report := metadata.Report{Event: metadata.EventWaitsForRestart, Message: why}
 	if err := c.claims.ReportClaim(ctx, volume, claim, report); err != nil {
-		c.log.Warn("could not deliver a report about a claim", "volume_id", disk.ID, "claim", claim, "error", err.Error())
+		c.log.Warn(
+			"could not deliver a report about a claim",
+			"volume_id",
+			disk.VolumeID,
+			"claim",
+			claim,
+			"error",
+			err.Error(),
+		)
 	}
 }
 
@@ -188,8 +206,8 @@ func (c rackController) attachableNow(ctx context.Context, id string) (rack.Disk
 	return disk, c.checkAttachable(ctx, disk)
 }
 
-// checkAndPublish checks the serials of the instance's disks, and has the engine attach the disk or plan a restart. An
-// error of the checks is rejected.
+// checkAndPublish checks the serials of the instance's disks, and has the engine attach the disk or plan a restart. If
+// a check fails, it returns that error as rejected and plans no restart.
 func (c rackController) checkAndPublish(
 	ctx context.Context,
 	disk rack.Disk,
@@ -209,7 +227,7 @@ func (c rackController) checkAndPublish(
 			return rack.Disk{}, err, nil
 		}
 	}
-	attached, err = c.engine.Publish(ctx, disk.ID, instanceID)
+	attached, err = c.engine.Publish(ctx, disk.VolumeID, instanceID)
 	return attached, nil, err
 }
 
@@ -218,7 +236,7 @@ func (c rackController) checkAndPublish(
 func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, instanceID string) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err == nil && instance.ProjectID != disk.ProjectID {
-		c.engine.CancelAttachRequest(disk.ID, instanceID)
+		c.engine.CancelAttachRequest(disk.VolumeID, instanceID)
 		return projectMismatchError(c.rack, instance, disk)
 	}
 	return err
@@ -227,31 +245,31 @@ func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, in
 // unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance. It returns the disk as it
 // is afterwards, unless it was deleted.
 func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	now, err := c.engine.Unpublish(ctx, disk.ID, disk.InstanceID)
+	now, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID)
 	if err != nil {
 		return disk, c.resolveDetach(ctx, disk, err)
 	}
 	return c.waitForDisk(ctx, now)
 }
 
-// detachIfDeferred carries out a deferred detach that has no grace period, if the instance is stopped. It returns the disk
-// as it is afterwards. If the volume was published again meanwhile, the detacher sees that.
+// detachIfDeferred carries out a deferred detach that has no grace period, if the instance is stopped. It returns the
+// disk as it is afterwards. If the volume was published again meanwhile, the detacher sees that.
 func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	if c.detacher.Timed() {
 		return disk, nil // DetachLater does it
 	}
 	deferred, err := c.deferredDetaches(ctx)
-	if err != nil || deferred[disk.ID] != disk.InstanceID {
+	if err != nil || deferred[disk.VolumeID] != disk.InstanceID {
 		return disk, err
 	}
-	c.engine.CancelAttachRequest(disk.ID, disk.InstanceID)
-	err = c.detacher.Detach(ctx, disk.ID, disk.InstanceID)
+	c.engine.CancelAttachRequest(disk.VolumeID, disk.InstanceID)
+	err = c.detacher.Detach(ctx, disk.VolumeID, disk.InstanceID)
 	switch {
 	case errors.Is(err, rack.ErrNotStopped),
 		errors.Is(err, detach.ErrNotDeferred),
-		errors.Is(err, detach.ErrClaimed),
+		errors.Is(err, detach.ErrDetaching),
 		err == nil:
-		return c.rack.Disk(ctx, disk.ID)
+		return c.rack.Disk(ctx, disk.VolumeID)
 	}
 	return disk, c.resolveDetach(ctx, disk, err)
 }

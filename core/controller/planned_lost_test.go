@@ -89,7 +89,7 @@ func (o *losingOrchestrator) Forget(ctx context.Context, instance, _ string) err
 	return o.call(ctx, "Forget", instance)
 }
 
-func (o *losingOrchestrator) Report(context.Context, string, metadata.RestartReport) error {
+func (o *losingOrchestrator) Report(context.Context, string, metadata.Report) error {
 	return nil
 }
 

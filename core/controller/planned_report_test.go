@@ -80,8 +80,8 @@ type claims struct {
 	reports chan string
 }
 
-func (c claims) ReportClaim(_ context.Context, volume, claim string, report metadata.RestartReport) error {
-	c.reports <- fmt.Sprint(volume, " of ", claim, ": ", report.Reason, ": ", report.Message)
+func (c claims) ReportClaim(_ context.Context, volume, claim string, report metadata.Report) error {
+	c.reports <- fmt.Sprint(volume, " of ", claim, ": ", report.Event.Reason, ": ", report.Message)
 	return nil
 }
 
@@ -107,7 +107,7 @@ func TestPlannedWaitIsReportedToTheClaim(t *testing.T) {
 	}()
 	select {
 	case got := <-reported.reports:
-		if !strings.HasPrefix(got, "pvc-1 of shop/data: WaitsForRestart: disk ") || !strings.Contains(got, node) {
+		if !strings.HasPrefix(got, "pvc-1 of shop/data: WaitsForRestart: volume ") || !strings.Contains(got, node) {
 			t.Errorf("the report is %q", got)
 		}
 	case err := <-answered:

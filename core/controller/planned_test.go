@@ -53,7 +53,8 @@ func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 	}}, change...)...)
 }
 
-// gated starts another controller for the same rack, without the engine that plans restarts. Its requests pass the gate.
+// gated starts another controller for the same rack, without the engine that plans restarts.
+// Its requests pass the gate.
 func (r *rig) gated(t *testing.T) (*rig, *coretest.Gate) {
 	t.Helper()
 	other, gate := r.copy(), &coretest.Gate{}
@@ -237,8 +238,8 @@ func TestPlannedRequestsTogetherCostOneRestart(t *testing.T) {
 	}
 }
 
-// An unpublish soon after a return may be an old one, and the volume in use. A restart for another volume leaves its disk
-// attached; one for the same volume on another node does not.
+// An unpublish soon after a return may be an old one, and the volume in use. A restart for another volume leaves its
+// disk attached; one for the same volume on another node does not.
 func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
@@ -579,7 +580,7 @@ func TestPlannedRetireHandsOver(t *testing.T) {
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
 	)
 	r.Retire()
-	coretest.WantCode(t, <-answered, codes.FailedPrecondition, "being restarted")
+	coretest.WantCode(t, <-answered, codes.FailedPrecondition, " restarts: ")
 	before := r.Calls(t)["anti_affinity_group_list"]
 	time.Sleep(100 * time.Millisecond) // several polls: real time, because nothing must happen
 	if after := r.Calls(t)["anti_affinity_group_list"]; after != before {
@@ -638,7 +639,7 @@ type guests struct {
 	mu      sync.Mutex
 	asked   map[string]string // restart ID by instance
 	answers map[string]metadata.RestartReply
-	reports []metadata.RestartReport
+	reports []metadata.Report
 }
 
 func newGuests() *guests {
@@ -694,7 +695,7 @@ func (g *guests) Forget(_ context.Context, instance, id string) error {
 	return nil
 }
 
-func (g *guests) Report(_ context.Context, _ string, report metadata.RestartReport) error {
+func (g *guests) Report(_ context.Context, _ string, report metadata.Report) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reports = append(g.reports, report)
@@ -736,7 +737,7 @@ func TestPlannedRefusalByNode(t *testing.T) {
 	r.restartsDone(t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.reports) == 0 || !g.reports[len(g.reports)-1].Problem {
+	if len(g.reports) == 0 || !g.reports[len(g.reports)-1].Event.Problem {
 		t.Errorf("no problem of the node is reported: %v", g.reports)
 	}
 }
@@ -780,6 +781,11 @@ func TestPlannedUnpublishDuringRestart(t *testing.T) {
 	first, second := r.Create(t, "first"), r.Create(t, "second")
 	r.published(t, first, node)
 	r.restartsDone(t)
+	_, err := r.Sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "instance_start", Kind: simtest.FaultDelay, DelayMillis: 500},
+	)
+	r.Must(t, err)
 	if err := r.Publish(t, second, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -219,8 +220,8 @@ func TestPlannedFullOnStopped(t *testing.T) {
 	r.wantRestarts(t, 0)
 }
 
-// With --max-disks above the rack's limit, one restart finds out that the disk has no room. The answer then has the rack's
-// own words, and no instance is restarted for that disk again.
+// With --max-disks above the rack's limit, one restart finds out that the disk has no room. The answer then says so,
+// and no instance is restarted for that disk again.
 func TestPlannedRackAllowsFewerDisks(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = 12, 2 })
@@ -228,12 +229,12 @@ func TestPlannedRackAllowsFewerDisks(t *testing.T) {
 	r.published(t, r.Create(t, "first"), node)
 	second := r.Create(t, "second")
 	var answer error
-	coretest.Eventually(t, "the answer has the rack's words", func() bool {
+	coretest.Eventually(t, "the answer names --max-disks", func() bool {
 		if stops, _ := r.restarts(t); stops > 2 {
 			t.Fatal("the instance was restarted again for the same disk")
 		}
 		answer = r.Publish(t, second, node)
-		return strings.Contains(fmt.Sprint(answer), "cannot attach more than 2 disks to instance")
+		return strings.Contains(fmt.Sprint(answer), "fewer than --max-disks=12")
 	})
 	coretest.WantCode(t, answer, codes.FailedPrecondition, "fewer than --max-disks=12")
 	// The engine plans the restart for this volume after it has looked at the second one again.
@@ -339,10 +340,15 @@ func TestPlannedInstanceDeleted(t *testing.T) {
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 100 * time.Millisecond })
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
 	volume := r.Create(t, "v")
+	_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+		Operation: "instance_start", Kind: simtest.FaultStatus, Status: http.StatusServiceUnavailable,
+	})
+	r.Must(t, err)
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
 	coretest.Eventually(t, "the instance can be deleted", func() bool {
 		return r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}) == nil
 	})
+	r.Must(t, r.Sim.ClearFaults(t.Context()))
 	r.restartsDone(t)
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.NotFound)
 	r.published(t, volume, other)
@@ -603,8 +609,8 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	r.published(t, volume, node)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !slices.ContainsFunc(g.reports, func(report metadata.RestartReport) bool {
-		return report.Problem && report.Reason == "RestartNotStarted"
+	if !slices.ContainsFunc(g.reports, func(report metadata.Report) bool {
+		return report.Event == metadata.EventRestartNotStarted
 	}) {
 		t.Errorf("the problem is not reported: %v", g.reports)
 	}

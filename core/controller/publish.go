@@ -18,7 +18,7 @@ import (
 )
 
 // ControllerPublishVolume attaches the disk of a volume to an instance: CSI spec, ControllerPublishVolume. It makes all
-// checks before it changes anything. If the rack refuses the attach, it looks at the disk and the instance again to
+// checks before it attaches anything. If the rack refuses the attach, it looks at the disk and the instance again to
 // find the reason and the code. It ignores the readonly flag, which the node applies: a rack has no read-only
 // attachment.
 func (c *Service) ControllerPublishVolume(
@@ -28,9 +28,9 @@ func (c *Service) ControllerPublishVolume(
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.disk(ctx, req.GetVolumeId())
+	rc, disk, err := c.neededDisk(ctx, req.GetVolumeId())
 	if err != nil {
-		return nil, err
+		return nil, publishError(err)
 	}
 	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
@@ -51,6 +51,9 @@ func (c *Service) ControllerPublishVolume(
 	if disk.InstanceID == instanceID {
 		err = rc.checkNotBootDisk(ctx, disk, instanceID)
 	}
+	if err == nil {
+		disk, err = rc.unpublishMoved(ctx, disk, instanceID)
+	}
 	switch {
 	case err != nil:
 	case rc.engine != nil:
@@ -61,9 +64,9 @@ func (c *Service) ControllerPublishVolume(
 		disk, err = rc.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
-		return nil, err
+		return nil, publishError(err) // an expansion may have begun meanwhile
 	}
-	c.refusals.removeDisk(disk.ID)
+	c.refusals.removeDisk(disk.VolumeID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
@@ -86,15 +89,14 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 	return nil
 }
 
-// keepAttached makes sure that an attached disk stays attached, as a published volume must. It looks at the disk last: a
-// deferred detach may just have been carried out. It is for attach mode hot.
+// keepAttached publishes a disk that is attached to the instance already. It is for attach mode hot.
 func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	if err := c.takeBack(ctx, disk); err != nil || !c.detacher.Timed() {
-		return disk, err
-	}
-	now, err := c.rack.Disk(ctx, disk.ID)
-	if err == nil {
-		now, err = c.waitForDisk(ctx, now)
+	now, err := c.confirmPublished(ctx, disk)
+	if err == nil && c.detacher.Timed() {
+		// A controller in attach mode restart, of the same rolling update, may have detached it and deleted the record.
+		if now, err = c.rack.Disk(ctx, disk.VolumeID); err == nil {
+			now, err = c.waitForDisk(ctx, now)
+		}
 	}
 	if err != nil || now.InstanceID == disk.InstanceID {
 		return now, err
@@ -117,13 +119,16 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err := c.checkAttachable(ctx, disk); err != nil {
 		return rack.Disk{}, err
 	}
-	if err := c.refusals.get(opAttach, disk.ID, instanceID); err != nil {
-		return rack.Disk{}, err
-	}
-	if err := c.takeBack(ctx, disk); err != nil {
+	if err := c.refusals.get(opAttach, disk.VolumeID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
 	attached, err := c.checkAndAttach(ctx, disk, instanceID)
+	if err == nil {
+		attached, err = c.awaitAttached(ctx, attached, instanceID)
+	}
+	if err == nil {
+		attached, err = c.confirmPublished(ctx, attached)
+	}
 	if err != nil {
 		return rack.Disk{}, err
 	}
@@ -149,8 +154,8 @@ func (c rackController) awaitAttached(ctx context.Context, disk rack.Disk, insta
 	return attached, nil
 }
 
-// lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place, or
-// both have one serial. Another replica can still do so (docs/explanation/controller.md).
+// lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place,
+// or both have one serial. Another replica can still do so (docs/explanation/controller.md).
 func (c *Service) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
 	release, ok := c.instances.Acquire(ctx, instanceID, rpc.WaitBudget(ctx))
 	if ok {
@@ -201,7 +206,7 @@ func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) err
 		return rpc.Internal("disk %q (%s) is faulted: ask the operator of the rack", disk.Name, disk.ID)
 	}
 	return rpc.FailedPrecondition(
-		"disk %q (%s) is in state %q and cannot be attached: finish its import first",
+		"disk %q (%s) is in state %q and cannot be attached: finish its import, or ask the operator of the rack",
 		disk.Name,
 		disk.ID,
 		disk.State,
@@ -219,7 +224,7 @@ func (c rackController) checkInstanceDisks(ctx context.Context, disk rack.Disk, 
 		return err
 	}
 	if len(disks) >= c.maxDisks {
-		return c.instanceFullError(ctx, instanceID, disks, nil)
+		return c.instanceFullError(ctx, instanceID, disks, false)
 	}
 	return nil
 }
@@ -237,7 +242,7 @@ func (c rackController) instanceDisks(ctx context.Context, instanceID string) ([
 // checkSerialCollision rejects a disk whose NVMe serial collides with an attached disk (docs/reference/rack.md §9).
 func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) error {
 	for _, other := range disks {
-		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
+		if other.VolumeID != disk.VolumeID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return rpc.FailedPrecondition(
 				"disk %s and disk %s of instance %s have the same first %d bytes in their names, so the guest would see only one: publish the volume on another node",
 				disk.ID,
@@ -250,24 +255,33 @@ func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) 
 	return nil
 }
 
-// instanceFullError is the error for an instance without room for a disk. refusal is the rack's, or nil if --max-disks is
-// reached. Room that a deferred detach makes soon is worth waiting for: RESOURCE_EXHAUSTED would fail a Nomad allocation.
+// instanceFullError is the error for an instance without room for a disk. refused says that the rack refused it;
+// otherwise --max-disks is reached. If a disk of the instance waits for its detach, the error names that disk:
+// RESOURCE_EXHAUSTED would fail a Nomad allocation, and its text would ask for an unpublish that was done.
 func (c rackController) instanceFullError(
 	ctx context.Context,
 	instanceID string,
 	disks []rack.Disk,
-	refusal error,
+	refused bool,
 ) error {
 	if c.detacher.Timed() {
 		set, err := c.detacher.List(ctx)
 		if err != nil {
 			return err
 		}
+		var waiting error
 		for _, disk := range disks {
-			deferred, ok := set.Of(disk.ID, instanceID)
-			if ok && !deferred.Untimed && c.detacher.Left(deferred) > 0 {
-				return c.waitsForDetachError(disk, deferred, "and makes room on the full instance: retry then")
+			deferred, ok := set.Of(disk.VolumeID, instanceID)
+			if !ok {
+				continue
 			}
+			waiting = c.waitsForDetachError(disk, deferred, "and makes room on the full instance: retry then")
+			if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
+				break // this one makes room by itself
+			}
+		}
+		if waiting != nil {
+			return waiting
 		}
 		now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
 		if err != nil {
@@ -278,18 +292,17 @@ func (c rackController) instanceFullError(
 				"instance %s was full, and a disk has just been detached from it: retry", instanceID))
 		}
 	}
-	if refusal != nil && len(disks) < c.maxDisks {
+	if refused && len(disks) < c.maxDisks {
 		return rpc.ResourceExhausted(
-			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes: %w",
+			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes",
 			instanceID,
 			len(disks),
 			c.rack.Name(),
 			c.maxDisks,
-			refusal,
 		)
 	}
 	return rpc.ResourceExhausted(
-		"instance %s has %d disks, its boot disk included, and takes no more: --max-disks is %d: unpublish another volume from that node first",
+		"instance %s has %d disks, its boot disk included, and takes no more, because --max-disks is %d: unpublish another volume from that node first",
 		instanceID,
 		len(disks),
 		c.maxDisks,
@@ -312,7 +325,7 @@ func (c rackController) instanceError(ctx context.Context, instanceID string, er
 	if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 		return unconfirmed
 	}
-	return rpc.NotFound("node_id: no such instance: check that the node is on this rack: %w", err)
+	return rpc.NotFound("node_id: rack %q has no such instance: check on which rack the node runs: %w", c.rack.Name(), err)
 }
 
 // resolveAttach looks at the disk and the instance after a failed attach. It returns the disk if it is attached to the
@@ -323,14 +336,19 @@ func (c rackController) resolveAttach(
 	instanceID string,
 	refusal error,
 ) (rack.Disk, error) {
-	now, err := c.rack.Disk(ctx, disk.ID)
+	now, err := c.rack.Disk(ctx, disk.VolumeID)
 	if errors.Is(err, rack.ErrNotFound) {
 		if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 			err = unconfirmed
 		}
 	}
 	if err != nil {
-		return rack.Disk{}, fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
+		// The refusal may be a 404 that nothing has confirmed.
+		return rack.Disk{}, fmt.Errorf("%w; %v", err, refusal)
+	}
+	if now.ID != disk.ID {
+		return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+			"volume %s has just been expanded, and has another disk: retry", disk.VolumeID))
 	}
 	if now, err = c.waitForDisk(ctx, now); err != nil {
 		return rack.Disk{}, err
@@ -352,15 +370,16 @@ func (c rackController) resolveAttach(
 	case instance.ProjectID != disk.ProjectID:
 		return rack.Disk{}, projectMismatchError(c.rack, instance, disk)
 	case errors.Is(refusal, rack.ErrFull):
+		c.logRefusal(opAttach, disk.VolumeID, instanceID, refusal)
 		disks, err := c.rack.InstanceDisks(ctx, instanceID)
 		if err != nil {
 			return rack.Disk{}, err
 		}
-		return rack.Disk{}, c.instanceFullError(ctx, instanceID, disks, refusal)
+		return rack.Disk{}, c.instanceFullError(ctx, instanceID, disks, true)
 	case errors.Is(refusal, rack.ErrNotStopped):
 		return rack.Disk{}, c.refusals.put(
 			opAttach,
-			disk.ID,
+			disk.VolumeID,
 			instanceID,
 			c.notStoppedError(opAttach, disk, instance, refusal),
 		)
@@ -389,16 +408,20 @@ func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack
 // notStoppedError is the error on a rack without hot-plug, with the operator's choices (docs/reference/rack.md §4).
 // Nomad retries only FAILED_PRECONDITION; Kubernetes' external-attacher retries every code.
 func (c rackController) notStoppedError(op operation, disk rack.Disk, instance rack.Instance, refusal error) error {
-	// The message is long enough without the rack's own words.
-	c.log.Info("the rack rejected the "+string(op), "volume_id", disk.ID, "node_id", instance.ID, "error", refusal.Error())
+	c.logRefusal(op, disk.VolumeID, instance.ID, refusal)
 	return rpc.FailedPrecondition(
-		"cannot %s disk %s: instance %q (%s) is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance and start it again afterwards, or use --attach-mode=restart",
+		"cannot %s disk %s: instance %q is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
 		op,
 		disk.ID,
 		instance.Name,
-		instance.ID,
 		instance.RunState,
 	)
+}
+
+// logRefusal logs the rack's own words, which would make the answered error too long.
+func (c rackController) logRefusal(op operation, diskID, instanceID string, refusal error) {
+	c.log.Info("the rack rejected the "+string(op), "volume_id", diskID, "node_id", instanceID,
+		"error", refusal.Error(), "rack_request_id", rpc.RackRequestID(refusal))
 }
 
 // ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the
@@ -422,9 +445,9 @@ func (c *Service) ControllerUnpublishVolume(
 	if err := c.refusals.get(opDetach, diskID, nodeID); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.disk(ctx, diskID)
-	if errors.Is(err, rack.ErrNotFound) {
-		return done, nil
+	rc, disk, err := c.locate(ctx, diskID)
+	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.ID == "" {
+		return done, nil // a volume without a disk is attached nowhere
 	}
 	if err != nil {
 		return nil, err
@@ -437,7 +460,7 @@ func (c *Service) ControllerUnpublishVolume(
 	}
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
 		if rc.engine != nil {
-			rc.engine.CancelAttachRequest(disk.ID, nodeID)
+			rc.engine.CancelAttachRequest(disk.VolumeID, nodeID)
 		}
 		return done, nil
 	}
@@ -445,7 +468,7 @@ func (c *Service) ControllerUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	owner, err := rc.owner(ctx, disk.Description, disk.ID)
+	owner, err := rc.owner(ctx, disk.Description, disk.VolumeID)
 	if err != nil {
 		return nil, err
 	}
@@ -461,7 +484,7 @@ func (c *Service) ControllerUnpublishVolume(
 // detach detaches a disk from its instance.
 func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	instanceID := disk.InstanceID
-	if err := c.refusals.get(opDetach, disk.ID, instanceID); err != nil {
+	if err := c.refusals.get(opDetach, disk.VolumeID, instanceID); err != nil {
 		return err
 	}
 	if deferred, err := c.deferDetach(ctx, disk); deferred || err != nil {
@@ -493,7 +516,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 // resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to
 // the instance any more, and otherwise the error to answer.
 func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refusal error) error {
-	now, err := c.rack.Disk(ctx, disk.ID)
+	now, err := c.rack.Disk(ctx, disk.VolumeID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return c.confirmNotFound(ctx)
 	}
@@ -519,7 +542,7 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 	case errors.Is(refusal, rack.ErrNotStopped):
 		return c.refusals.put(
 			opDetach,
-			disk.ID,
+			disk.VolumeID,
 			instance.ID,
 			c.notStoppedError(opDetach, disk, instance, refusal),
 		)

@@ -32,7 +32,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.Must(t, err)
 	r.WantCalls(
 		t,
-		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_delete": 1},
+		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_list": 1},
 	)
 	coretest.WantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": diskname.ForVolume(coretest.Cluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
@@ -46,7 +46,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	second, err := r.ControllerPublishVolume(t.Context(), req)
 	r.Must(t, err)
 	coretest.WantSame(t, second, first)
-	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_delete": 1})
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_list": 1})
 
 	r.ClearCalls(t)
 	r.Must(t, r.Unpublish(t, id, node))
@@ -92,7 +92,7 @@ func TestPublishToARunningInstanceWithoutHotplug(t *testing.T) {
 		"running",
 		"stop the instance",
 		"--attach-mode=restart",
-		node,
+		`"node-a"`,
 	)
 
 	// A repeated call gets the cached answer without an attach request to the rack.
@@ -188,19 +188,24 @@ func TestPublishToAFullInstance(t *testing.T) {
 	for _, test := range []struct {
 		name             string
 		ours, racksLimit int
-		mentions         string
+		mentions, logged string
 	}{
-		{"by --max-disks", 3, 12, "has 3 disks, its boot disk included, and takes no more: --max-disks is 3"},
-		{"by the rack's limit", 12, 3, "allows fewer than --max-disks=12"},
-		{"by the rack's limit, in its own words", 12, 3, "cannot attach more than 3 disks to instance"},
+		{"by --max-disks", 3, 12, "has 3 disks, its boot disk included, and takes no more, because --max-disks is 3", ""},
+		{"by the rack's limit", 12, 3, "allows fewer than --max-disks=12", "cannot attach more than 3 disks to instance"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRig(t, func(o *coretest.Options) { o.MaxDisks, o.Rack.MaxDisks = test.ours, test.racksLimit })
+			log := &simtest.Output{}
+			r := newRig(t, func(o *coretest.Options) {
+				o.MaxDisks, o.Rack.MaxDisks, o.Log = test.ours, test.racksLimit, log
+			})
 			node := r.Node(t, "node-a")
 			r.Must(t, r.Publish(t, r.Create(t, "1"), node))
 			r.Must(t, r.Publish(t, r.Create(t, "2"), node))
 			third := r.Create(t, "3")
 			coretest.WantCode(t, r.Publish(t, third, node), codes.ResourceExhausted, test.mentions, node)
+			if !strings.Contains(log.String(), test.logged) {
+				t.Errorf("the log has no %q: %s", test.logged, log)
+			}
 			if got := r.Holder(t, third); got != "" {
 				t.Errorf("the disk is attached to %q", got)
 			}

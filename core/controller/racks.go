@@ -81,17 +81,17 @@ func (r *racks) dropLocation(id string) {
 	delete(r.locations, id)
 }
 
-// disk returns the disk of a volume and its rack. NOT_FOUND means that no rack has the disk; each rack has then
-// confirmed that this token would see it.
-func (c *Service) disk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+// locate returns the disk of a volume and its rack. If the disk has no ID, the volume exists and its disk is being
+// replaced. NOT_FOUND means that no rack has the volume; each rack has then confirmed that this token would see it.
+func (c *Service) locate(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_id %q is not a UUID: the ID of a volume is the UUID of its disk",
+			"volume_id %q is not a UUID: give the ID that CreateVolume answered",
 			volumeID,
 		)
 	}
-	client, disk, err := find(ctx, c.racks, id, (*rack.Client).Disk)
+	client, disk, err := find(ctx, c.racks, id, diskOrReplaced)
 	return c.forRack(client), disk, err
 }
 

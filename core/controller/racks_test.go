@@ -302,6 +302,8 @@ func TestCreateVolumeWithAMovedRequirementThroughFaults(t *testing.T) {
 		t.Run(fmt.Sprint(fault.kind, fault.code), func(t *testing.T) {
 			t.Parallel()
 			m := newMultiRig(t)
+			m.Options.OtherRacksWait = time.Minute // on a busy machine the repetitions take longer than two seconds
+			m.StartWith(t, m.clients...)
 			m.createOn(t, "west", "v")
 			m.racks["west"].Inject(t, "disk_view", fault.kind, fault.code)
 			req := coretest.CreateRequest("v")
@@ -329,6 +331,53 @@ func TestCreateVolumeWhileAnotherRackIsSilent(t *testing.T) {
 	}
 	if text := log.String(); !strings.Contains(text, "does not answer") || !strings.Contains(text, "north") {
 		t.Errorf("the log does not name the rack:\n%s", text)
+	}
+}
+
+// A volume can get a second disk while the rack of the first one does not answer. A repeated create has the answer of
+// the first time all the same, and the log names the other disk. Where there is neither, nothing is made.
+func TestCreateVolumeAgainWithASecondDisk(t *testing.T) {
+	t.Parallel()
+	m := newMultiRig(t)
+	log := &simtest.Output{}
+	m.Options.Log = log
+	m.StartWith(t, m.clients...)
+	first, second := m.racks["east"].Create(t, "v"), m.racks["west"].Create(t, "v")
+	for rackName, want := range map[string]string{"east": first, "west": second} {
+		if got := m.createOn(t, rackName, "v"); got != want {
+			t.Errorf("the create on rack %s answers volume %s, want %s", rackName, got, want)
+		}
+	}
+	for _, id := range []string{first, second} {
+		if !strings.Contains(log.String(), id) {
+			t.Errorf("the log does not name disk %s:\n%s", id, log)
+		}
+	}
+	req := coretest.CreateRequest("v")
+	req.AccessibilityRequirements = coretest.RequireRacks("north")
+	_, err := m.CreateVolume(t.Context(), req)
+	coretest.WantCode(t, err, codes.AlreadyExists, "outside of accessibility_requirements")
+	coretest.WantSame(t, m.racksWith(t, "v"), []string{"east", "west"})
+}
+
+// A caller that gives up while another rack is asked leaves no disk.
+func TestCreateVolumeGivenUpWhileAnotherRackIsAsked(t *testing.T) {
+	t.Parallel()
+	m := newMultiRig(t)
+	m.setNetwork("north", networkSlow)
+	defer close(m.racks["north"].hangUp)
+	ctx, cancel := m.racks["north"].cancelOnArrival(t.Context())
+	defer cancel()
+	log := &simtest.Output{}
+	m.Options.Log = log
+	m.StartWith(t, m.clients...)
+	req := coretest.CreateRequest("v")
+	req.AccessibilityRequirements = coretest.RequireRacks("west")
+	_, err := m.CreateVolume(ctx, req)
+	coretest.WantCode(t, err, codes.Canceled, "")
+	coretest.WantSame(t, m.racksWith(t, "v"), nil)
+	if text := log.String(); strings.Contains(text, "does not answer") {
+		t.Errorf("the log blames a rack that had no time to answer:\n%s", text)
 	}
 }
 

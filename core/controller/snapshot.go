@@ -36,7 +36,7 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, err
 	}
-	rc, source, err := c.disk(ctx, req.GetSourceVolumeId())
+	rc, source, err := c.neededDisk(ctx, req.GetSourceVolumeId())
 	if errors.Is(err, rack.ErrNotFound) {
 		existing, err := c.existingSnapshotWithoutSource(ctx, req, candidates, err)
 		return existing, retryableCreate(ctx, err)
@@ -44,7 +44,7 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.ID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {
@@ -71,8 +71,9 @@ func checkSnapshotParameters(parameters map[string]string) error {
 // takeSnapshot makes the snapshot, or returns it if it exists already.
 func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
-	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.ID, description.Lineage))
+	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.VolumeID, description.Lineage))
 	want.LUKS = description.LUKS
+	want.Volume = rack.GrownVolume(source)
 	source, err := c.waitForSource(ctx, source)
 	var snapshot rack.Snapshot
 	if err == nil {
@@ -81,7 +82,7 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, source ra
 	if err == nil {
 		return snapshot, nil
 	}
-	snapshot, found, lookErr := c.findSnapshot(ctx, want, source.ID)
+	snapshot, found, lookErr := c.findSnapshot(ctx, want, source.VolumeID)
 	switch {
 	case lookErr != nil:
 		return snapshot, fmt.Errorf("%w; %w", lookErr, singleLine(err))
@@ -95,7 +96,10 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, source ra
 
 // createSnapshot makes a snapshot. While the rack is making another snapshot of the same disk it retries, as long as
 // the caller's deadline allows.
-func (c rackController) createSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error) {
+func (c rackController) createSnapshot(
+	ctx context.Context,
+	name, description, diskID string,
+) (rack.Snapshot, error) {
 	deadline := time.Now().Add(rpc.WaitBudget(ctx))
 	for {
 		snapshot, err := c.rack.CreateSnapshot(ctx, name, description, diskID)
@@ -138,12 +142,12 @@ func (c rackController) findSnapshot(
 			c.rack.ProjectName(),
 			snapshot.Description,
 		)
-	case snapshot.DiskID != sourceID:
+	case snapshot.VolumeID != sourceID:
 		err = rpc.AlreadyExists(
 			"snapshot %q (%s) exists already, of volume %s and not of %s: use another name",
 			want.Name,
 			snapshot.ID,
-			snapshot.DiskID,
+			snapshot.VolumeID,
 			sourceID,
 		)
 	}
@@ -205,7 +209,7 @@ func (c rackController) waitForReadySnapshot(ctx context.Context, snapshot rack.
 func (c rackController) snapshotMessage(snapshot rack.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId:         snapshot.ID,
-		SourceVolumeId:     snapshot.DiskID,
+		SourceVolumeId:     snapshot.VolumeID,
 		SizeBytes:          snapshot.SizeBytes,
 		CreationTime:       timestamppb.New(snapshot.Created),
 		ReadyToUse:         snapshot.State == rack.SnapshotReady,
@@ -250,18 +254,22 @@ func (c *Service) DeleteSnapshot(
 }
 
 func (c rackController) checkSnapshotDeletable(ctx context.Context, snapshot rack.Snapshot) error {
-	reason, err := c.notOwnedReason(ctx, snapshot.Description, snapshot.DiskID)
+	reason, err := c.notOwnedReason(ctx, snapshot.Description, snapshot.VolumeID)
 	if err != nil {
 		return err
 	}
 	if reason != "" {
 		return rpc.FailedPrecondition(
-			"snapshot %q (%s) %s and is not deleted: delete it yourself on rack %q",
-			snapshot.Name,
+			"snapshot %s %s: delete it yourself on rack %q",
 			snapshot.ID,
 			reason,
 			c.rack.Name(),
 		)
+	}
+	if snapshot.Expansion() {
+		return rpc.FailedPrecondition(
+			"snapshot %q (%s) belongs to the expansion of volume %s and is not deleted: it may be the only copy of the data",
+			snapshot.Name, snapshot.ID, snapshot.VolumeID)
 	}
 	project, err := c.rack.ProjectID(ctx)
 	if err != nil {

@@ -8,9 +8,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -19,10 +21,11 @@ import (
 // call that uses the snapshot lasts that long.
 const defaultTemporaryAge = time.Hour
 
-// sweeper deletes temporary snapshots that a crash of this process or of another replica left behind. It sweeps:
+// sweeper deletes temporary snapshots, and finishes or takes back expansions, that a crash of this process or of
+// another replica left behind. It sweeps:
 //
 //   - at the start, and once more after age, for snapshots that the rack was still making at the start;
-//   - when a snapshot reaches age that was too young in a sweep, or that a call could not delete;
+//   - when a snapshot that was too young, or that a call could not delete, reaches age;
 //   - when a volume is created and the last sweep is older than age.
 //
 // Otherwise it sends no requests.
@@ -93,7 +96,7 @@ func (s *sweeper) run() {
 	}
 	defer func() {
 		if reason := recover(); reason != nil {
-			s.controller.log.Error("panic", "in", "the sweeper", "stack", rpc.Stack())
+			rpc.LogPanic(s.controller.log, slog.String("task", "sweep"), reason)
 		}
 	}()
 	for _, client := range s.controller.racks.all {
@@ -101,14 +104,19 @@ func (s *sweeper) run() {
 	}
 }
 
-// sweep deletes the old temporary snapshots of one rack. It schedules another sweep for snapshots that are too young.
+// sweep deletes the old temporary snapshots of one rack, and finishes or takes back the expansions that were left
+// behind. It schedules another sweep for snapshots that are too young.
 func (s *sweeper) sweep(ctx context.Context, rc rackController) {
+	var expansions []rack.Snapshot
 	for listed, err := range rc.rack.Snapshots(ctx, rack.Cursor{}, 0) {
 		if err != nil {
 			s.retryLater(ctx, rc, err)
 			return
 		}
 		snapshot := listed.Value
+		if snapshot.Expansion() {
+			expansions = append(expansions, snapshot)
+		}
 		if !snapshot.Temporary() || rc.checkTemporarySnapshot(snapshot) != nil {
 			continue
 		}
@@ -122,20 +130,19 @@ func (s *sweeper) sweep(ctx context.Context, rc rackController) {
 		}
 		rc.log.Info("deleted a leftover temporary snapshot", "name", snapshot.Name, "rack", rc.rack.Name())
 	}
+	again, err := rc.expander.Settle(ctx, expansions, expand.SettleAge)
+	if err != nil {
+		s.retryLater(ctx, rc, err)
+	} else if again {
+		s.schedule(expand.SettleAge)
+	}
 }
 
 func (s *sweeper) retryLater(ctx context.Context, rc rackController, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	rc.log.Warn(
-		"cannot clean up temporary snapshots now, will retry",
-		"rack",
-		rc.rack.Name(),
-		"in",
-		s.retryDelay().String(),
-		"error",
-		err.Error(),
-	)
+	rc.log.Warn("the sweep was not finished, will retry",
+		"rack", rc.rack.Name(), "retry_in", s.retryDelay().String(), "error", err.Error())
 	s.schedule(s.retryDelay())
 }

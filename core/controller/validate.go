@@ -55,6 +55,25 @@ func validateControllerUnpublishVolume(req *csi.ControllerUnpublishVolumeRequest
 	)
 }
 
+func validateControllerExpandVolume(req *csi.ControllerExpandVolumeRequest) error {
+	if req.GetCapacityRange().GetRequiredBytes() == 0 && req.GetCapacityRange().GetLimitBytes() == 0 {
+		return rpc.InvalidArgument("capacity_range is missing")
+	}
+	return rpc.FirstError(
+		rpc.CheckVolumeID(req.GetVolumeId()),
+		rpc.CheckMap("secrets", req.GetSecrets()),
+		checkCapacityRange(req.GetCapacityRange()),
+		checkOptionalCapability(req.GetVolumeCapability()),
+	)
+}
+
+func checkOptionalCapability(capability *csi.VolumeCapability) error {
+	if capability == nil {
+		return nil
+	}
+	return rpc.FirstError(rpc.CheckCapability("volume_capability", capability), rpc.CheckSupported(capability))
+}
+
 func validateControllerModifyVolume(req *csi.ControllerModifyVolumeRequest) error {
 	for key := range req.GetMutableParameters() {
 		if key != rpc.KeyAdoptFromCluster {

@@ -17,13 +17,16 @@ import (
 
 // volume describes a disk as a CSI volume.
 func (c rackController) volume(disk rack.Disk, params parameters) *csi.Volume {
-	return &csi.Volume{
-		VolumeId:           disk.ID,
+	volume := &csi.Volume{
+		VolumeId:           disk.VolumeID,
 		CapacityBytes:      disk.SizeBytes,
-		VolumeContext:      volumeContext(disk, params),
 		ContentSource:      contentSource(disk),
 		AccessibleTopology: c.racks.topology[c.rack],
 	}
+	if disk.ID != "" { // while the disk is being replaced, its snapshot does not show the whole context
+		volume.VolumeContext = volumeContext(disk, params)
+	}
+	return volume
 }
 
 // rawBlock reports whether the disk was made for use as raw block.
@@ -36,7 +39,7 @@ func rawBlock(disk rack.Disk) bool {
 func volumeContext(disk rack.Disk, params parameters) map[string]string {
 	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
-		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
+		rpc.KeySizeBytes: strconv.FormatInt(disk.CreatedBytes, 10), // what the orchestrator has stored never changes
 		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
 	}
 	if params.rawBlock || rawBlock(disk) {
@@ -54,12 +57,15 @@ func publishContext(disk rack.Disk) map[string]string {
 	description, _ := rack.ParseDescription(disk.Description) // a disk that this plugin did not make has no lineage
 	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
-		rpc.KeyDiskID:    disk.ID,
+		rpc.KeyDiskID:    disk.VolumeID,
 		rpc.KeySizeBytes: strconv.FormatInt(disk.SizeBytes, 10),
 		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
 		rpc.KeyOrigin:    origin(disk),
 		rpc.KeyReadOnly:  strconv.FormatBool(disk.ReadOnly),
 		rpc.KeyFSLineage: strings.Join(description.Lineage, ","),
+	}
+	if disk.CreatedBytes != disk.SizeBytes {
+		values[rpc.KeyFirstBytes] = strconv.FormatInt(disk.CreatedBytes, 10)
 	}
 	if description.RawBlock {
 		values[rpc.KeyRawBlock] = "true"

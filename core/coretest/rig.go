@@ -80,6 +80,8 @@ type Options struct {
 	DetachGrace time.Duration
 	// SweepAge makes the controller delete temporary snapshots of this age. 0 means that it deletes none.
 	SweepAge time.Duration
+	// OtherRacksWait is the controller's option of this name.
+	OtherRacksWait time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *controller.PlannedRestarts
 	// CleanUpRestarts makes a controller in attach mode hot end the restarts that attach mode restart left behind.
@@ -166,14 +168,15 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(r.Options.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	controller := controller.New(controller.Options{
-		Racks:        racks,
-		Cluster:      r.Options.Cluster,
-		MaxDisks:     r.Options.MaxDisks,
-		DetachGrace:  r.Options.DetachGrace,
-		TemporaryAge: r.Options.SweepAge,
-		Restarts:     r.Options.Restarts,
-		Metrics:      r.Options.Metrics,
-		Log:          log,
+		Racks:          racks,
+		Cluster:        r.Options.Cluster,
+		MaxDisks:       r.Options.MaxDisks,
+		DetachGrace:    r.Options.DetachGrace,
+		TemporaryAge:   r.Options.SweepAge,
+		OtherRacksWait: r.Options.OtherRacksWait,
+		Restarts:       r.Options.Restarts,
+		Metrics:        r.Options.Metrics,
+		Log:            log,
 	})
 	if !r.Options.Unplanned {
 		r.PlanRestarts(t, controller, racks)
@@ -477,7 +480,11 @@ func Serve(t *testing.T, server *core.Server, options ...grpc.DialOption) (*grpc
 	Must(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	options = append(
+		options,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithChainUnaryInterceptor(checkErrorLengths(t)),
+	)
 	conn, err := grpc.NewClient("unix://"+path, options...)
 	Must(t, err)
 	t.Cleanup(func() {

@@ -5,6 +5,7 @@
 package detach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -32,8 +34,8 @@ type Rack interface {
 }
 
 var (
-	// ErrClaimed says that a process is detaching the disk now.
-	ErrClaimed = errors.New("the disk is being detached")
+	// ErrDetaching says that a process is detaching the disk now.
+	ErrDetaching = errors.New("the disk is being detached")
 	// ErrRestarting says that a restart of another instance may be attaching the disk there.
 	ErrRestarting = errors.New("the disk belongs to the restart of another instance")
 	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process
@@ -49,8 +51,8 @@ const (
 	repetitionTime = 10 * time.Minute
 	// detachTime limits the steps up to the request to detach. core/rack waits up to 30 s more for the rack's answer.
 	detachTime = 30 * time.Second
-	// claimLifetime is how long a claim counts if its holder does not remove it. No holder takes that long.
-	claimLifetime = 2 * time.Minute
+	// detachingLifetime is how long such a record counts if its holder does not remove it. No holder takes that long.
+	detachingLifetime = 2 * time.Minute
 )
 
 // Options configure a [Detacher].
@@ -74,8 +76,8 @@ type Detacher struct {
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
 
-	// over is held while a record that is over is used again or deleted: its deletion must not hit a new wish.
-	over sync.Mutex
+	// over has a lock for each disk. It guards the disk's record that is over, which is either reused or deleted.
+	over *keylock.Locks
 
 	mu sync.Mutex
 	// seen is since when the records have their text, by record ID.
@@ -102,6 +104,7 @@ func New(r Rack, opts Options) *Detacher {
 		opts:     opts,
 		holder:   uuid.NewString(),
 		wake:     make(chan struct{}, 1),
+		over:     keylock.New(),
 		seen:     map[string]seenText{},
 		refused:  map[string]time.Time{},
 		deleting: map[string]bool{},
@@ -117,8 +120,8 @@ func (d *Detacher) List(ctx context.Context) (Set, error) {
 	return Parse(records, d.opts.Cluster), nil
 }
 
-// Defer records that a volume was unpublished from an instance to which its disk is attached. If that may be an old
-// request again, the deferred detach is untimed: see the package's documentation.
+// Defer records that a volume was unpublished from an instance to which its disk is attached. If the request
+// may be the repetition of an old one, the deferred detach is untimed: see the package's documentation.
 func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
 	return d.put(ctx, diskID, instanceID, noRestart, func(old Deferred) (Deferred, bool) {
 		switch {
@@ -134,8 +137,8 @@ func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
 }
 
 // DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
-// takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another instance,
-// which it is restarting: that process may attach the disk at any moment, and relies on its record.
+// takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another
+// instance, which it is restarting: that process may attach the disk at any moment, and relies on its record.
 func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID string) error {
 	return d.put(ctx, diskID, instanceID, d.opts.Restarting, func(old Deferred) (Deferred, bool) {
 		changed := old.Over || old.Untimed
@@ -147,8 +150,8 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID 
 // noRestart is [Options.Restarting] without planned restarts.
 func noRestart([]rack.Record) func(string) bool { return func(string) bool { return false } }
 
-// put creates a deferred detach. If there is or was one for this instance already, change returns what it becomes, and
-// whether that is a change. One for an instance that is not restarting is left from an earlier attachment, and is replaced.
+// put records a deferred detach. change updates an existing record of this instance and reports whether it changed. A
+// record of another instance is stale and is replaced, unless that instance is restarting.
 func (d *Detacher) put(
 	ctx context.Context,
 	diskID, instanceID string,
@@ -178,16 +181,19 @@ func (d *Detacher) put(
 	)
 }
 
-// reuse makes the record of a disk the wanted one, unless it has to be created anew. Then wanted remembers what the
-// record said.
+// reuse updates the disk's record to wanted. If the record must be recreated, it deletes the record, copies its state
+// into wanted, and returns false.
 func (d *Detacher) reuse(
 	ctx context.Context,
 	wanted *Deferred,
 	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
 ) (done bool, err error) {
-	d.over.Lock()
-	defer d.over.Unlock()
+	release, err := d.lockOver(ctx, wanted.Disk)
+	if err != nil {
+		return false, err
+	}
+	defer release()
 	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return false, err
@@ -209,8 +215,8 @@ func (d *Detacher) reuse(
 	*wanted = now
 	switch {
 	case d.mayVanish(old.recordID), old.Instance != wanted.Instance && !old.Over:
-		// It is not used again: the rack may still delete it, or a process that has just detached the disk from that other
-		// instance may end it now.
+		// This record is not reused: the rack may still delete it, or a process that has just detached the disk from the
+		// other instance may mark it as over now.
 		return false, d.delete(ctx, old.recordID)
 	case !changed:
 		return true, nil
@@ -222,8 +228,11 @@ func (d *Detacher) reuse(
 
 // expire deletes a record that is over, unless it was used again since it was listed.
 func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
-	d.over.Lock()
-	defer d.over.Unlock()
+	release, err := d.lockOver(ctx, listed.Disk)
+	if err != nil {
+		return err
+	}
+	defer release()
 	set, err := d.List(ctx)
 	if err != nil {
 		return err
@@ -234,14 +243,30 @@ func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
 	return d.delete(ctx, listed.recordID)
 }
 
+// lockOver waits while another call of this process reuses or deletes the record of a disk. That call asks the rack, so
+// the wait ends with ctx too.
+func (d *Detacher) lockOver(ctx context.Context, diskID string) (release func(), err error) {
+	release, ok := d.over.Acquire(ctx, diskID, detachTime)
+	if !ok {
+		return nil, fmt.Errorf("the record of disk %s is being changed: %w", diskID, cmp.Or(ctx.Err(), rack.ErrUnavailable))
+	}
+	return release, nil
+}
+
 // TakeBack ends the deferred detach of a disk, for a volume that is published. After it no process detaches the disk.
-// [ErrClaimed] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
+// [ErrDetaching] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
 // detached it.
 func (d *Detacher) TakeBack(ctx context.Context, diskID string) error {
-	set, err := d.List(ctx)
+	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return err
 	}
+	return d.TakeBackListed(ctx, diskID, records)
+}
+
+// TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
+func (d *Detacher) TakeBackListed(ctx context.Context, diskID string, records []rack.Record) (err error) {
+	set := Parse(records, d.opts.Cluster)
 	if deferred, ok := set.records[diskID]; ok && !deferred.Over {
 		if err := d.End(ctx, deferred); err != nil {
 			return err
@@ -250,8 +275,8 @@ func (d *Detacher) TakeBack(ctx context.Context, diskID string) error {
 			return err
 		}
 	}
-	if set.Claimed(diskID) {
-		return fmt.Errorf("disk %s: %w", diskID, ErrClaimed)
+	if set.Detaching(diskID) {
+		return fmt.Errorf("disk %s: %w", diskID, ErrDetaching)
 	}
 	return nil
 }
@@ -307,30 +332,30 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 }
 
 // Detach carries out the deferred detach of a disk from an instance, whatever is left of its grace period. It returns
-// [ErrClaimed] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only while the
+// [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only while the
 // instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
-	mine := claim{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: d.holder}
-	record, err := d.rack.CreateRecord(ctx, claimPrefix+diskID, rack.RecordText(mine))
+	mine := detaching{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: d.holder}
+	record, err := d.rack.CreateRecord(ctx, detachingPrefix+diskID, rack.RecordText(mine))
 	if errors.Is(err, rack.ErrAlreadyExists) {
-		return fmt.Errorf("disk %s: %w", diskID, ErrClaimed)
+		return fmt.Errorf("disk %s: %w", diskID, ErrDetaching)
 	}
 	if err != nil {
 		return err
 	}
-	err = d.detachClaimed(ctx, diskID, instanceID)
+	err = d.detachNow(ctx, diskID, instanceID)
 	if errors.Is(err, errUnanswered) {
-		return err // the rack may still detach the disk, so the claim stays for its lifetime
+		return err // the rack may still detach the disk, so the record stays for its lifetime
 	}
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
 	defer cancelAfter()
 	return errors.Join(err, d.delete(after, record.ID))
 }
 
-// detachClaimed detaches a disk that this process has claimed.
-func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string) error {
+// detachNow detaches a disk after this process has recorded that.
+func (d *Detacher) detachNow(ctx context.Context, diskID, instanceID string) error {
 	set, err := d.List(ctx)
 	if err != nil {
 		return err
@@ -340,6 +365,9 @@ func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string)
 		return fmt.Errorf("disk %s: %w", diskID, ErrNotDeferred)
 	}
 	disk, err := d.rack.Disk(ctx, diskID)
+	if errors.Is(err, rack.ErrReplaced) {
+		return d.End(ctx, deferred) // a volume without a disk is attached nowhere
+	}
 	if errors.Is(err, rack.ErrNotFound) {
 		if err := d.rack.ConfirmProject(ctx); err != nil {
 			return err
@@ -350,7 +378,7 @@ func (d *Detacher) detachClaimed(ctx context.Context, diskID, instanceID string)
 		return err
 	}
 	if disk.InstanceID == instanceID {
-		if disk, err = d.rack.Detach(ctx, diskID, instanceID); err != nil {
+		if disk, err = d.rack.Detach(ctx, disk.ID, instanceID); err != nil {
 			if !errors.Is(err, rack.ErrRefused) && !errors.Is(err, rack.ErrNotFound) {
 				err = fmt.Errorf("%w: %w", errUnanswered, err)
 			}

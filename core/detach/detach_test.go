@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 // unanswering is a rack that does not answer a detach.
@@ -130,18 +131,18 @@ func TestLostAnswerOfATakeBack(t *testing.T) {
 	})
 }
 
-// While the rack may still detach a disk, the claim stays, so that the volume is not published.
-func TestUnansweredDetachKeepsTheClaim(t *testing.T) {
+// While the rack may still detach a disk, the detaching record stays, so that the volume is not published.
+func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	d := detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: cluster, Grace: grace})
 	must(t, d.Defer(t.Context(), disk, instance))
 	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, rack.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}
-	if err := d.TakeBack(t.Context(), disk); !errors.Is(err, detach.ErrClaimed) {
+	if err := d.TakeBack(t.Context(), disk); !errors.Is(err, detach.ErrDetaching) {
 		t.Errorf("publish: %v", err)
 	}
-	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, detach.ErrClaimed) {
+	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, detach.ErrDetaching) {
 		t.Errorf("another detach: %v", err)
 	}
 }
@@ -228,6 +229,8 @@ func TestRecordsArePermanent(t *testing.T) {
 	want("csi-detach-"+disk, begin+`,"over":true,"n":1}`)
 	must(t, d.Defer(t.Context(), disk, instance))
 	want("csi-detach-"+disk, begin+`,"untimed":true,"n":2}`)
+	pages.Shows(t, "../../docs/reference/formats.md",
+		begin+"}", begin+`,"over":true,"n":1}`, begin+`,"untimed":true,"n":2}`)
 
 	const other = "c1f6ad2e-50b7-4b0e-9a65-0a4f7b7b6d21"
 	must(t, d.Defer(t.Context(), disk, other))
@@ -248,7 +251,7 @@ func TestRecordsArePermanent(t *testing.T) {
 		must(t, d.TakeBack(t.Context(), longDisk))
 	}
 	must(t, d.Defer(t.Context(), longDisk, instance))
-	_ = d.Detach(t.Context(), longDisk, instance) // leaves its claim
+	_ = d.Detach(t.Context(), longDisk, instance) // leaves its record
 	for _, r := range w.records {
 		if len(r.Name) > 63 || len(r.Text) > 512 {
 			t.Errorf("too long: %s %s", r.Name, r.Text)

@@ -11,23 +11,26 @@
 // A deferred detach is a record on the rack ([rack.Record]), so any controller can carry it out after the one that was
 // asked has ended. There are two kinds of records, each with the ID of its disk in its name:
 //
-//   - The deferred detach names the instance from which the disk is to be detached. It has a state: waiting for the end
+//   - The deferred detach names the instance that must lose the disk. It has a state: waiting for the end
 //     of the grace period, waiting for an event ("untimed"), or over.
-//   - The claim says that a process is detaching the disk now.
+//   - The detaching record says that a process is detaching the disk now.
 //
-// Creating a record is the only atomic operation of a rack. To detach a disk, a process first creates the claim and then
-// reads the deferred detach again. To publish a volume, a process first ends the deferred detach and then looks for a
-// claim. So one of the two always sees the other and gives way: a disk that was published again is never detached.
+// Creating a record is the only atomic operation of a rack. To detach a disk, a process first creates the detaching
+// record and then reads the deferred detach again. To publish a volume, a process first ends the deferred detach and
+// then looks for a detaching record. So one of the two always sees the other and gives way: a disk that was published
+// again is never detached.
 //
 // # Late repetitions
 //
-// A deferred detach that is over stays on the rack for [repetitionTime]. If the volume is unpublished from that instance
-// meanwhile, this may be an old request again, and the volume may be in use. Such a deferred detach has no time of its
-// own: the disk is detached when another node publishes the volume, when the instance is stopped or gone, or when a
-// person asks for it. The record remembers the instances that had the volume before, too: it may come back to one of them.
+// A deferred detach that is over stays on the rack for [repetitionTime]. If the volume is unpublished from that
+// instance meanwhile, this may be an old request again, and the volume may be in use. Such a deferred detach has no
+// time of its own: the disk is detached when another node publishes the volume, when the instance is stopped or gone,
+// or when a person asks for it. The record remembers the instances that had the volume before, too: it may come back to
+// one of them.
 //
 // # Time
 //
-// Safety never depends on comparing two clocks. Each process counts the grace period, and the life of a claim, from when
-// it has first seen the record's present text. A record counts its changes, so an earlier text does not come again.
+// Safety never depends on comparing two clocks. Each process counts the grace period, and the life of a detaching
+// record, from when it has first seen the record's present text. A record counts its changes, so an earlier text does
+// not come again.
 package detach

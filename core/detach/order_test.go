@@ -46,7 +46,7 @@ func (a actor) Disk(context.Context, string) (rack.Disk, error) {
 }
 
 func (w *world) disk() rack.Disk {
-	d := rack.Disk{ID: disk, State: rack.Detached, InstanceID: w.holder}
+	d := rack.Disk{VolumeID: disk, State: rack.Detached, InstanceID: w.holder}
 	if w.holder != "" {
 		d.State = rack.Attached
 	}
@@ -110,12 +110,12 @@ func newDetacher(a actor) *detach.Detacher {
 	return detach.New(a, detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
 }
 
-// publish publishes the volume on the instance that has its disk, as ControllerPublishVolume does. It returns false if it
-// gave way.
+// publish publishes the volume on the instance that has its disk, as ControllerPublishVolume does. It returns false if
+// it gave way.
 func publish(t *testing.T, a actor, d *detach.Detacher) (published bool) {
 	t.Helper()
 	err := d.TakeBack(t.Context(), disk)
-	if errors.Is(err, detach.ErrClaimed) {
+	if errors.Is(err, detach.ErrDetaching) {
 		return false
 	}
 	must(t, err)
@@ -238,7 +238,7 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 				}
 				for _, r := range w.records {
 					if strings.HasPrefix(r.Name, "csi-detaching-") {
-						t.Fatalf("a claim is left: %s", strings.Join(order, " "))
+						t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
 					}
 				}
 			})

@@ -16,10 +16,10 @@ import (
 )
 
 // Prefixes of the records' names. They are permanent: a newer version must find the records of an older one. In a list
-// by name the deferred detaches come before the claims, as a publish has to read them.
+// by name the deferred detaches come before the records of detaching processes, as a publish has to read them.
 const (
-	deferredPrefix = "csi-detach-"
-	claimPrefix    = "csi-detaching-"
+	deferredPrefix  = "csi-detach-"
+	detachingPrefix = "csi-detaching-"
 )
 
 // Deferred is the record of a deferred detach. Its JSON names are permanent.
@@ -45,8 +45,8 @@ type Deferred struct {
 // maxEarlier is how many earlier instances a record has room for.
 const maxEarlier = 6
 
-// replacedBy returns the deferred detach of the same disk from another instance, which remembers this one. It is over if
-// the volume was unpublished from that instance before.
+// replacedBy returns the deferred detach of the same disk from another instance, which remembers this one. It is over
+// if the volume was unpublished from that instance before.
 func (d Deferred) replacedBy(wanted Deferred) Deferred {
 	wanted.Over = slices.Contains(d.Earlier, wanted.Instance)
 	for _, instance := range slices.Concat([]string{d.Instance}, d.Earlier) {
@@ -58,8 +58,8 @@ func (d Deferred) replacedBy(wanted Deferred) Deferred {
 	return wanted
 }
 
-// claim is the record of a process that is detaching a disk. Its JSON names are permanent.
-type claim struct {
+// detaching is the record of a process that is detaching a disk. Its JSON names are permanent.
+type detaching struct {
 	Version int    `json:"v"`
 	Cluster string `json:"cluster"`
 	Disk    string `json:"disk"`
@@ -68,16 +68,16 @@ type claim struct {
 	recordID string
 }
 
-// Set are the deferred detaches and claims of one cluster in a list of a rack's records.
+// Set are the deferred detaches and detaching processes of one cluster in a list of a rack's records.
 type Set struct {
 	// records are keyed by disk, and include those that are over.
-	records map[string]Deferred
-	claims  map[string]claim
+	records   map[string]Deferred
+	detaching map[string]detaching
 }
 
 // Parse reads a list of records. It leaves out other records, those of other clusters, and unreadable ones.
 func Parse(records []rack.Record, cluster string) Set {
-	set := Set{records: map[string]Deferred{}, claims: map[string]claim{}}
+	set := Set{records: map[string]Deferred{}, detaching: map[string]detaching{}}
 	for _, record := range records {
 		switch {
 		case strings.HasPrefix(record.Name, deferredPrefix):
@@ -85,10 +85,10 @@ func Parse(records []rack.Record, cluster string) Set {
 			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster && record.Name == deferredPrefix+d.Disk {
 				set.records[d.Disk] = d
 			}
-		case strings.HasPrefix(record.Name, claimPrefix):
-			c := claim{recordID: record.ID}
-			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == claimPrefix+c.Disk {
-				set.claims[c.Disk] = c
+		case strings.HasPrefix(record.Name, detachingPrefix):
+			c := detaching{recordID: record.ID}
+			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == detachingPrefix+c.Disk {
+				set.detaching[c.Disk] = c
 			}
 		}
 	}
@@ -121,10 +121,18 @@ func (s Set) Instances() map[string]string {
 // Disks returns all disks that have a record, also one that is over, in a fixed order.
 func (s Set) Disks() []string { return slices.Sorted(maps.Keys(s.records)) }
 
-// Claimed reports whether a process is detaching the disk.
-func (s Set) Claimed(disk string) bool {
-	_, claimed := s.claims[disk]
-	return claimed
+// Detaching reports whether a process is detaching the disk.
+func (s Set) Detaching(disk string) bool {
+	_, ok := s.detaching[disk]
+	return ok
+}
+
+// Named reports whether a list of records has a deferred detach of the disk or a process that is detaching it, of any
+// cluster.
+func Named(records []rack.Record, diskID string) bool {
+	return slices.ContainsFunc(records, func(r rack.Record) bool {
+		return r.Name == deferredPrefix+diskID || r.Name == detachingPrefix+diskID
+	})
 }
 
 // Erase deletes the deferred detach of a disk, for a process that defers none and publishes the disk. Otherwise another
@@ -137,7 +145,7 @@ func Erase(ctx context.Context, client *rack.Client, diskID string) error {
 }
 
 // RecordedDisk returns the disk whose deferred detach this record holds for the cluster, or "". It does not return the
-// disk of a claim, which a process writes and removes while it detaches a disk.
+// disk of the record that a process keeps while it detaches a disk.
 func RecordedDisk(record rack.Record, cluster string) (diskID string) {
 	for disk := range Parse([]rack.Record{record}, cluster).records {
 		return disk

@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	// idle is the longest time between two looks at the records. Another process may have deferred a detach and ended.
-	idle = 30 * time.Second
-	// refusedTime is how long a running instance is left alone after the rack refused a detach from it.
-	refusedTime = 10 * time.Minute
+	// maxPause is the longest time between two looks at the records. They show the detaches that a process deferred which
+	// has ended since.
+	maxPause = 30 * time.Second
+	// refusalBackoff is how long a detach is not tried again after the rack refused it because the instance runs.
+	refusalBackoff = 10 * time.Minute
 )
 
 // States of an instance in which no guest can use a disk (docs/reference/rack.md §5).
@@ -29,7 +30,7 @@ func WithoutGuest(instance rack.Instance) bool {
 	return slices.Contains(withoutGuest, instance.RunState)
 }
 
-// Run carries out deferred detaches until ctx ends. It returns at once without a grace period.
+// Run carries out deferred detaches until ctx ends. It returns at once if [Options.Grace] is 0.
 func (d *Detacher) Run(ctx context.Context) {
 	if d.opts.Grace == 0 {
 		return
@@ -59,74 +60,74 @@ func (d *Detacher) Run(ctx context.Context) {
 func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error) {
 	records, err := d.rack.Records(ctx)
 	if err != nil {
-		return idle, err
+		return maxPause, err
 	}
 	set := Parse(records, d.opts.Cluster)
 	failed := d.Tidy(ctx, set)
 	restarting := d.opts.Restarting(records)
-	next = idle
+	next = maxPause
 	running := map[string]bool{} // by instance
 	for _, disk := range slices.Sorted(maps.Keys(set.records)) {
 		deferred := set.records[disk]
 		if restarting(deferred.Instance) {
 			continue
 		}
-		wait, err := d.lookAt(ctx, deferred, running)
+		wait, err := d.tryDetach(ctx, deferred, running)
 		failed = errors.Join(failed, err)
 		next = min(next, wait)
 	}
 	return next, failed
 }
 
-// Tidy removes the claims whose holders have ended, and drops what is known of records that are gone. The set was just
-// read.
+// Tidy removes the records of detaching processes that have ended, and drops what is known of records that are gone.
+// The set must come from a list that was read just now.
 func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	d.forgetUnseen(set)
 	var failed error
-	for _, disk := range slices.Sorted(maps.Keys(set.claims)) {
-		c := set.claims[disk]
-		if d.sinceSeen(c.recordID, "") >= claimLifetime {
+	for _, disk := range slices.Sorted(maps.Keys(set.detaching)) {
+		c := set.detaching[disk]
+		if d.sinceSeen(c.recordID, "") >= detachingLifetime {
 			failed = errors.Join(failed, d.delete(ctx, c.recordID))
 		}
 	}
 	return failed
 }
 
-// lookAt carries out a deferred detach if it is due. It returns when to look again. The map remembers the instances that
-// run.
-func (d *Detacher) lookAt(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
+// tryDetach carries out a deferred detach if it is due. It returns when to look again. Without a guest that uses the
+// disk, a detach is safe before its time. running holds what this look at the records has learned of the instances.
+func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
 	since := d.sinceSeen(deferred.recordID, deferred.text)
 	if deferred.Over {
 		if since >= repetitionTime {
-			return idle, d.expire(ctx, deferred)
+			return maxPause, d.expire(ctx, deferred)
 		}
-		return idle, nil
+		return maxPause, nil
 	}
 	left := d.Left(deferred)
 	if deferred.Untimed || left > 0 || d.refusedLately(deferred.recordID) {
-		if !running[deferred.Instance] { // one that did not run may have been started since
+		if !running[deferred.Instance] { // a stopped instance is read again: it may have been started since
 			runs, err := d.runs(ctx, deferred.Instance)
 			if err != nil {
-				return idle, err
+				return maxPause, err
 			}
 			running[deferred.Instance] = runs
 		}
 		if running[deferred.Instance] {
 			if deferred.Untimed || left == 0 {
-				return idle, nil
+				return maxPause, nil
 			}
 			return left, nil
 		}
 	}
 	err := d.Detach(ctx, deferred.Disk, deferred.Instance)
 	switch {
-	case errors.Is(err, ErrClaimed), errors.Is(err, ErrNotDeferred):
-		return idle, nil
+	case errors.Is(err, ErrDetaching), errors.Is(err, ErrNotDeferred): // another process detaches it, or it was published
+		return maxPause, nil
 	case errors.Is(err, rack.ErrNotStopped):
-		d.refusedNow(deferred)
-		return idle, nil
+		d.noteRefusal(deferred)
+		return maxPause, nil
 	}
-	return idle, err
+	return maxPause, err
 }
 
 // runs reports whether an instance may have a guest. An instance that was deleted has none.
@@ -142,10 +143,10 @@ func (d *Detacher) refusedLately(recordID string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, refused := d.refused[recordID]
-	return refused && time.Since(at) < refusedTime
+	return refused && time.Since(at) < refusalBackoff
 }
 
-func (d *Detacher) refusedNow(deferred Deferred) {
+func (d *Detacher) noteRefusal(deferred Deferred) {
 	d.mu.Lock()
 	_, known := d.refused[deferred.recordID]
 	d.refused[deferred.recordID] = time.Now()
@@ -164,14 +165,14 @@ func (d *Detacher) forgetUnseen(set Set) {
 	for _, deferred := range set.records {
 		there[deferred.recordID] = true
 	}
-	for _, c := range set.claims {
+	for _, c := range set.detaching {
 		there[c.recordID] = true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, s := range d.seen {
 		// A record that was created after the list was read is not in it.
-		if !there[id] && time.Since(s.since) > idle {
+		if !there[id] && time.Since(s.since) > maxPause {
 			delete(d.seen, id)
 			delete(d.refused, id)
 		}

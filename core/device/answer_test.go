@@ -87,7 +87,8 @@ func TestCheckRespondsOfAHungDisk(t *testing.T) {
 	}
 }
 
-// The search for another btrfs with the same UUID finds it on a disk that answers, and does not wait for one that hangs.
+// The search for another btrfs with the same UUID finds it on a disk that answers,
+// and does not wait for one that hangs.
 func TestDuplicateBtrfsWithAHungDisk(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)

@@ -49,32 +49,35 @@ type BlankOptions struct {
 const luksDataOffset = 16 * mib
 
 // regions are the places that must be zero.
-func (o BlankOptions) regions(sizeBytes int64) []region {
-	all := append(headAndTail(sizeBytes), signatures(sizeBytes)...)
-	if !o.Encrypted || sizeBytes <= luksDataOffset {
+func (o BlankOptions) regions(dev Device) []region {
+	all := formatRegions(dev)
+	if !o.Encrypted || dev.SizeBytes <= luksDataOffset {
 		return all
 	}
 	all = append(all, region{"header of an encrypted disk", 0, luksDataOffset})
-	for _, offset := range formatMarkerOffsets(sizeBytes) {
-		all = append(all, region{"place of a format marker", offset, formatMarkerBytes})
+	for _, size := range dev.sizes() {
+		for _, offset := range formatMarkerOffsets(size) {
+			all = append(all, region{"place of a format marker", offset, formatMarkerBytes})
+		}
 	}
-	return append(all, encryptedData(luksDataOffset, sizeBytes)...)
+	return append(all, encryptedData(luksDataOffset, dev)...)
 }
 
-// encryptedData are the places behind the header of an encrypted disk where the filesystem inside has its signatures, and
-// where a workload writes first.
-func encryptedData(offset, sizeBytes int64) (all []region) {
-	for _, r := range append(headAndTail(sizeBytes-offset), signatures(sizeBytes-offset)...) {
+// encryptedData are the places behind the header of an encrypted disk where the filesystem inside has its signatures,
+// and where a workload writes first.
+func encryptedData(offset int64, dev Device) (all []region) {
+	inside := dev.insideAt(offset)
+	for _, r := range formatRegions(inside) {
 		all = append(all, region{"encrypted data, " + r.format, r.offset + offset, r.length})
 	}
 	return all
 }
 
-// CheckNeverWritten returns [ErrNotBlank] if something was written into an encrypted disk whose data begins at offset. dev
-// is the disk, not its mapping: where nothing was written, a disk that was blank is still zero. It reads the places where
-// mkfs and workloads write first, or all of a disk for raw block that is not larger than ScanLimit.
+// CheckNeverWritten returns [ErrNotBlank] if something was written into an encrypted disk whose data begins at offset.
+// dev is the disk, not its mapping: where nothing was written, a disk that was blank is still zero. It reads the places
+// where mkfs and workloads write first, or all of a disk for raw block that is not larger than ScanLimit.
 func CheckNeverWritten(ctx context.Context, dev Device, offset int64, options BlankOptions) error {
-	regions := encryptedData(offset, dev.SizeBytes)
+	regions := encryptedData(offset, dev)
 	if options.RawBlock && dev.SizeBytes <= options.ScanLimit {
 		regions = append(regions, region{"encrypted data", offset, dev.SizeBytes - offset})
 	}
@@ -119,7 +122,6 @@ type Blank struct {
 	dev       Device
 	diskID    uuid.UUID
 	remains   bool
-	sequence  uint64
 	locked    *os.File // opened normally and flocked until Close: udev leaves a locked disk alone
 	exclusive *os.File // opened with O_EXCL until mkfs opens the disk
 }
@@ -130,14 +132,15 @@ const lockTimeout = 5 * time.Second
 // ProveBlank locks the disk, reads it, and returns the proof that the disk is blank:
 //
 //   - no other program holds the device, and blkid finds nothing on it;
-//   - the first and last MiB are zero, and so is every place where a known format keeps a superblock or a copy of one;
+//   - the first and last MiB are zero, and so is every place where a known format keeps a superblock or a copy of one,
+//     also at the sizes that the disk had before the volume grew;
 //   - if the origin is not [OriginBlank], or the disk may have been used as raw block, the whole disk is zero.
 //
 // Otherwise it returns [ErrNotBlank] with what was found, also after a read error or a short read. It returns
 // [ErrInUse] if another program holds the device. Reading a whole disk takes long, and stops when ctx ends.
 //
-// The mapping of an encrypted disk into which nothing was ever written counts as blank, see [BlankOptions]. What it shows
-// is then wiped as the remains of an interrupted format are.
+// The mapping of an encrypted disk into which nothing was ever written counts as blank, see [BlankOptions]. What it
+// shows is then wiped as the remains of an interrupted format are.
 //
 // If a format of the disk was interrupted, ProveBlank also accepts a filesystem with that format's UUID that was never
 // mounted. If nothing else has written to the disk since, it accepts any data without a signature.
@@ -169,7 +172,7 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 	if b.exclusive, err = b.dev.Open(unix.O_RDONLY | unix.O_EXCL); err != nil {
 		return err
 	}
-	if b.sequence, err = Sequence(b.exclusive); err != nil {
+	if b.dev.sequence, err = Sequence(b.exclusive); err != nil {
 		return fmt.Errorf("%w %s: sequence number: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := b.scan(ctx, options); err != nil {
@@ -183,7 +186,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		b.remains = true
 		return nil
 	}
-	found, err := findByte(ctx, b.exclusive, options.regions(b.dev.SizeBytes))
+	found, err := findByte(ctx, b.exclusive, options.regions(b.dev))
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
@@ -210,7 +213,7 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 	}
 	if found != "" {
 		return fmt.Errorf(
-			"%w %s: it holds data, %s: if the data is not needed, create a new volume, or run blkdiscard --zeroout on the disk",
+			"%w %s: it holds data, %s: create a new volume, or run blkdiscard --zeroout if the data is not needed",
 			ErrNotBlank,
 			b.dev,
 			found,
@@ -237,7 +240,7 @@ func (b *Blank) Device() Device { return b.dev }
 func (b *Blank) HasRemains() bool { return b.remains }
 
 // Sequence returns the kernel's sequence number of the disk, see [Sequence].
-func (b *Blank) Sequence() uint64 { return b.sequence }
+func (b *Blank) Sequence() uint64 { return b.dev.sequence }
 
 // Format makes the disk ready for mkfs and calls mkfs with the path of the device:
 //
@@ -281,7 +284,7 @@ func (b *Blank) markAndWipe() (err error) {
 	if err := formatMarker(b.dev, b.diskID).write(file); err != nil || !b.remains {
 		return err
 	}
-	for _, r := range append(headAndTail(b.dev.SizeBytes), signatures(b.dev.SizeBytes)...) {
+	for _, r := range formatRegions(b.dev) {
 		for offset := r.offset; offset < r.offset+r.length; offset += chunkBytes {
 			if _, err := file.WriteAt(zeros[:min(chunkBytes, r.offset+r.length-offset)], offset); err != nil {
 				return err
@@ -312,14 +315,7 @@ func (b *Blank) verifyUnchanged() error {
 	if err := b.dev.verify(b.locked); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBlank, err)
 	}
-	err := b.dev.withFile(func(file *os.File) error {
-		sequence, err := Sequence(file)
-		if err == nil && sequence != b.sequence {
-			err = fmt.Errorf("%w: another disk took its place: sequence number %d, now %d", ErrMismatch, b.sequence, sequence)
-		}
-		return err
-	})
-	if err != nil {
+	if err := b.dev.withFile(func(*os.File) error { return nil }); err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	return nil

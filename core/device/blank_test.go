@@ -353,27 +353,60 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 	t.Run("another disk under the same number", func(t *testing.T) {
 		t.Parallel()
 		g := devicetest.New(t)
-		var files []string
-		for _, name := range []string{"first", "second"} {
-			files = append(files, filepath.Join(t.TempDir(), name))
-			if err := errors.Join(
-				os.WriteFile(files[len(files)-1], nil, 0o600),
-				os.Truncate(files[len(files)-1], sizeBytes),
-			); err != nil {
-				t.Fatal(err)
-			}
-		}
-		// The kernel allows to exchange the file of a loop device only if the loop device is read-only.
-		shown := devicetest.Run(t, "losetup", "--read-only", "--find", "--show", files[0])
-		d := &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(shown)}
-		t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", d.Loop) })
-		d.Number, _ = device.NodeNumber(d.Loop)
-		g.Node(d.Kernel, d.Number)
-		g.Sysfs(d.Kernel, devicetest.Serial(diskName)+"\n", d.Number, sizeBytes)
+		d, exchange := exchangeable(t, g)
 		blank, err := prove(t, g, d, blankOrigin)
 		if err != nil {
 			t.Fatal(err)
 		}
+		exchange()
+		called := 0
+		if err := blank.Format(
+			func(string) error { called++; return nil },
+		); !errors.Is(err, device.ErrNotBlank) || called > 0 ||
+			!strings.Contains(err.Error(), "took its place") {
+			t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
+		}
+	})
+}
+
+// A disk that takes the place of the one that was found is another disk, also with the same serial, number and size.
+func TestFoundDiskIsExchanged(t *testing.T) {
+	t.Parallel()
+	g := devicetest.New(t)
+	_, exchange := exchangeable(t, g)
+	dev, err := g.Roots().WaitForDisk(
+		t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName)}, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exchange()
+	if err := dev.CheckUnused(); !errors.Is(err, device.ErrMismatch) {
+		t.Errorf("%v, want ErrMismatch", err)
+	}
+}
+
+// exchangeable is a disk that another one can replace under the same device number. The kernel allows to exchange the
+// file of a loop device only if the loop device is read-only.
+func exchangeable(t *testing.T, g *devicetest.Guest) (d *devicetest.Disk, exchange func()) {
+	t.Helper()
+	var files []string
+	for _, name := range []string{"first", "second"} {
+		files = append(files, filepath.Join(t.TempDir(), name))
+		if err := errors.Join(
+			os.WriteFile(files[len(files)-1], nil, 0o600),
+			os.Truncate(files[len(files)-1], sizeBytes),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shown := devicetest.Run(t, "losetup", "--read-only", "--find", "--show", files[0])
+	d = &devicetest.Disk{Kernel: "nvme0n1", Loop: strings.TrimSpace(shown)}
+	t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", d.Loop) })
+	d.Number, _ = device.NodeNumber(d.Loop)
+	g.Node(d.Kernel, d.Number)
+	g.Sysfs(d.Kernel, devicetest.Serial(diskName)+"\n", d.Number, sizeBytes)
+	return d, func() {
+		t.Helper()
 		file, err := os.Open(files[1])
 		if err != nil {
 			t.Fatal(err)
@@ -388,14 +421,7 @@ func TestProveBlankOfMovingDevice(t *testing.T) {
 		if err := errors.Join(loop.Close(), file.Close()); err != nil {
 			t.Fatal(err)
 		}
-		called := 0
-		if err := blank.Format(
-			func(string) error { called++; return nil },
-		); !errors.Is(err, device.ErrNotBlank) || called > 0 ||
-			!strings.Contains(err.Error(), "took its place") {
-			t.Errorf("%v after %d calls of mkfs, want ErrNotBlank and none", err, called)
-		}
-	})
+	}
 }
 
 // truncate shortens the loop device's file. Reads of the loop device behind the new end fail.

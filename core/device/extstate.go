@@ -16,8 +16,8 @@ import (
 
 // ExtState is what the superblock of an ext3 or ext4 says about the filesystem's condition.
 type ExtState struct {
-	// Unclean is the reason why the filesystem must be checked before a writable mount. It is empty if the filesystem has a
-	// journal and was unmounted without errors.
+	// Unclean is the reason why the filesystem must be checked before a writable mount. It is empty if the filesystem has
+	// a journal and was unmounted without errors.
 	Unclean string
 	// Journal says that the filesystem has a journal.
 	Journal bool
@@ -71,7 +71,8 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	return state, nil
 }
 
-// ExtChecksumValid reports whether the superblock of an ext3 or ext4 has the right checksum, or has none by its features.
+// ExtChecksumValid reports whether the superblock of an ext3 or ext4 has the right checksum, or has none by its
+// features.
 func ExtChecksumValid(dev Device) (valid bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		super, err := extSuper(file)
@@ -88,10 +89,9 @@ func ExtChecksumValid(dev Device) (valid bool, err error) {
 	return valid, nil
 }
 
-// RepairExtChecksum writes the right checksum into a superblock of ext3 or ext4. It is for a superblock that was whole
-// before e2fsck, and of which a killed e2fsck has written a part: e2fsck writes each changed piece by itself and the
-// checksum last. Every piece is then an old or a new one, and a full check makes them agree. e2fsck -p refuses a
-// superblock with a wrong checksum.
+// RepairExtChecksum writes the right checksum into a superblock of ext3 or ext4. The superblock must have been whole
+// before an e2fsck that was killed. e2fsck writes each changed piece by itself and the checksum last, so each piece is
+// old or new. A full check makes the pieces agree, but e2fsck -p refuses a superblock with a wrong checksum.
 func RepairExtChecksum(dev Device) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {

@@ -34,8 +34,11 @@ const (
 type ExpectedDisk struct {
 	// Serial is the disk's NVMe serial in a guest: the first 20 bytes of the disk's name (docs/reference/rack.md §9).
 	Serial string
-	// SizeBytes is the disk's size on the rack, or 0 if it is unknown.
+	// SizeBytes is the disk's least size, or 0 if it is unknown. An orchestrator may keep the size from before the volume
+	// was expanded.
 	SizeBytes int64
+	// FirstBytes is the size of the volume's first disk, or 0 if it is unknown.
+	FirstBytes int64
 }
 
 // WaitForDisk waits until the guest shows the disk, for at most timeout and a little less than ctx allows. It verifies
@@ -59,25 +62,15 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 			if matched.IsZero() {
 				matched = time.Now()
 			}
-			unsettled, err := r.functionNotReady()
-			if err != nil {
+			if missing, err = r.unsettled(dev, matched); err != nil {
 				return Device{}, err
 			}
-			if unsettled == "" {
+			if missing == "" {
+				if dev.sequence, err = dev.Sequence(); err != nil {
+					return Device{}, err
+				}
 				return dev, r.verify(dev)
 			}
-			if time.Since(matched) > readyTimeout {
-				return Device{}, fmt.Errorf(
-					"%w: serial %q is %s, but NVMe function %s is not ready and may have the same serial: "+
-						"look for \"Duplicate cntlid\" in the kernel's log, and detach one of two disks whose names share the first %d bytes",
-					ErrAmbiguous,
-					dev.Serial,
-					dev.Name,
-					unsettled,
-					len(dev.Serial),
-				)
-			}
-			missing = "NVMe function " + unsettled + " is not ready yet"
 		} else {
 			matched = time.Time{}
 		}
@@ -103,6 +96,26 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 		case <-ticker.C:
 		}
 	}
+}
+
+// unsettled returns why a disk that was found may not be the only one with its serial yet, or "". It is an error when
+// that has lasted for readyTimeout since the disk was found.
+func (r Roots) unsettled(dev Device, found time.Time) (reason string, err error) {
+	function, err := r.functionNotReady()
+	if err != nil || function == "" {
+		return "", err
+	}
+	if time.Since(found) > readyTimeout {
+		return "", fmt.Errorf(
+			"%w: serial %q is %s, but NVMe function %s is not ready and may have it too: "+
+				"look for \"Duplicate cntlid\" in the kernel's log, and detach one of the two disks",
+			ErrAmbiguous,
+			dev.Serial,
+			dev.Name,
+			function,
+		)
+	}
+	return "NVMe function " + function + " is not ready yet", nil
 }
 
 // findOnce looks for the disk once. It returns what is still missing, or an error if waiting does not help.
@@ -135,14 +148,17 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	if state := r.ControllerState(dev.Name); state != "" && state != ControllerLive {
 		return Device{}, fmt.Sprintf("%s has the serial, but its controller is %s", dev.Name, state), nil
 	}
-	if want.SizeBytes != 0 && dev.SizeBytes != want.SizeBytes {
+	if dev.SizeBytes < want.SizeBytes {
 		return Device{}, "", fmt.Errorf(
-			"%w: %s has %d bytes, the rack's disk has %d",
+			"%w: %s has %d bytes, the rack's disk has at least %d",
 			ErrMismatch,
 			dev,
 			dev.SizeBytes,
 			want.SizeBytes,
 		)
+	}
+	if want.FirstBytes < dev.SizeBytes {
+		dev.FirstBytes = want.FirstBytes
 	}
 	if _, err := os.Stat(dev.Path); errors.Is(err, fs.ErrNotExist) {
 		return Device{}, fmt.Sprintf(

@@ -54,8 +54,8 @@ func (d Device) LUKSHeader() (headerUUID, label string, err error) {
 const mappingPrefix = "oxide-csi-"
 
 // MappingName returns the name of the device-mapper device through which a volume's encrypted disk is used. sequence is
-// that of the disk, see [Sequence]: a disk that comes back has another one, while something may still have the mapping of
-// its former attachment open.
+// that of the disk, see [Sequence]: a disk that comes back has another one, while something may still have the mapping
+// of its former attachment open.
 func MappingName(volume uuid.UUID, sequence uint64) string {
 	return MappingPrefix(volume) + strconv.FormatUint(sequence, 10)
 }
@@ -92,7 +92,8 @@ func (r Roots) Mapping(volume uuid.UUID) (Mapping, bool, error) {
 	return m, err == nil, err
 }
 
-// MappingsOf returns all mappings of a volume: also one that is unfinished, and those of disks that have left the guest.
+// MappingsOf returns all mappings of a volume: also one that is unfinished,
+// and those of disks that have left the guest.
 func (r Roots) MappingsOf(volume uuid.UUID) ([]Mapping, error) {
 	all, err := r.mappings()
 	return slices.DeleteFunc(all, func(m Mapping) bool { return !strings.HasPrefix(m.DMName, MappingPrefix(volume)) }), err
@@ -154,7 +155,8 @@ func (r Roots) mapping(kernelName string) (m Mapping, err error) {
 	return m, nil
 }
 
-// DiskBelow returns the number of the disk below one of this plugin's mappings. It returns every other number unchanged.
+// DiskBelow returns the number of the disk below one of this plugin's mappings.
+// It returns every other number unchanged.
 func DiskBelow(n Number) Number {
 	if n.Major == 0 {
 		return n // a filesystem without a device

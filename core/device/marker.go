@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -27,8 +28,8 @@ import (
 //
 // mkfs does not know markers and may overwrite some. So the format marker has several copies, at places that supported
 // filesystems do not use in their default layout. The others are in the first KiB, which ext leaves to boot loaders.
-// They cannot be behind the filesystem: resize2fs writes the superblock in small pieces, so the end of the filesystem is
-// unknown meanwhile. To remove a marker, the plugin writes zeros over exact copies only.
+// They cannot be behind the filesystem: resize2fs writes the superblock in small pieces, so the end of the filesystem
+// is unknown meanwhile. To remove a marker, the plugin writes zeros over exact copies only.
 
 const (
 	// formatMarkerBytes is the length of a copy: the largest block size of a disk.
@@ -71,10 +72,11 @@ const (
 // ErrOccupied means that the first KiB of a disk, before the filesystem, is not empty.
 var ErrOccupied = errors.New("the first KiB, before the filesystem, is not empty")
 
-// marker is the content of a marker, and the places of its copies on the disk.
+// marker is the content of a marker, and the places of its copies on the disk. earlier are the places of copies that
+// were written while the disk was smaller.
 type marker struct {
-	offsets []int64
-	content []byte
+	offsets, earlier []int64
+	content          []byte
 }
 
 // newMarker returns the marker of the disk with this UUID, padded to length, without places.
@@ -84,11 +86,14 @@ func newMarker(text string, diskID uuid.UUID, length int) marker {
 	return m
 }
 
-// formatMarker returns the format marker. Its copies are at nineteenths of the disk: there is no beginning of a group
-// of ext (a power of two) and none of the few equal parts of xfs.
+// formatMarker returns the format marker. The copies lie at multiples of 1/19 of the disk. There, ext (groups of a
+// power of two) and xfs (few equal groups) start nothing.
 func formatMarker(dev Device, diskID uuid.UUID) marker {
 	m := newMarker(formatText, diskID, formatMarkerBytes)
 	m.offsets = formatMarkerOffsets(dev.SizeBytes)
+	for _, size := range dev.sizes()[1:] {
+		m.earlier = append(m.earlier, formatMarkerOffsets(size)...)
+	}
 	return m
 }
 
@@ -137,8 +142,8 @@ func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
 	return formatMarker(dev, diskID).remove(dev)
 }
 
-// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It replaces another marker
-// of work. It returns [ErrOccupied] if the first KiB holds anything else, such as a boot loader.
+// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It replaces another
+// marker of work. It returns [ErrOccupied] if the first KiB holds anything else, such as a boot loader.
 func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
@@ -155,8 +160,8 @@ func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
 }
 
 // InterruptedWork returns the work on the filesystem of the disk that was interrupted, or [NoWork]. The marker may have
-// the UUID of another disk, of which this one is a copy: a snapshot taken after the interruption has the marker, and what
-// it says is as true of the copy.
+// the UUID of another disk, if this disk is its copy: a snapshot taken after the interruption has the marker, and the
+// same work is unfinished on the copy.
 func InterruptedWork(dev Device) (work Work, err error) {
 	err = dev.withFile(func(file *os.File) (err error) {
 		_, work, _, err = readWork(file)
@@ -168,8 +173,8 @@ func InterruptedWork(dev Device) (work Work, err error) {
 	return work, nil
 }
 
-// RemoveWorkMarker removes the marker of any work, when the work is done, or when a workload gets the disk as raw block.
-// A missing marker is no error.
+// RemoveWorkMarker removes the marker of any work, when the work is done, or when a workload gets the disk as raw
+// block. A missing marker is no error.
 func RemoveWorkMarker(dev Device) error {
 	var m marker
 	err := dev.withFile(func(file *os.File) error {
@@ -235,7 +240,7 @@ func (m marker) write(file *os.File) error {
 
 func (m marker) findCopies(file *os.File) (places []int64, err error) {
 	found := make([]byte, len(m.content))
-	for _, offset := range m.offsets {
+	for _, offset := range slices.Concat(m.offsets, m.earlier) {
 		if _, err := file.ReadAt(found, offset); err != nil {
 			return nil, err
 		}

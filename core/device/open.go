@@ -20,13 +20,35 @@ type Device struct {
 	Disk
 	// Path is the path of the device node.
 	Path string
+	// FirstBytes is the size that the volume's first disk had, if this disk is larger, else 0. See [Device.sizes].
+	FirstBytes int64
+	// sequence is the kernel's sequence number of the disk that was found, or 0 if it is unknown, see [Sequence].
+	sequence uint64
+}
+
+// sizes returns the sizes that the disk may have had since it was made, its own first. A volume grows by whole GiB
+// (core/expand). What a format leaves is at places that depend on the size at that time.
+func (d Device) sizes() []int64 {
+	sizes := []int64{d.SizeBytes}
+	for size := d.FirstBytes; size > 0 && size < d.SizeBytes; size += gib {
+		sizes = append(sizes, size)
+	}
+	return sizes
 }
 
 func (d Device) String() string {
 	return fmt.Sprintf("%s (serial %q, device %s)", d.Path, d.Serial, d.Number)
 }
 
-// Open opens the device node. It verifies on the open file that this is a block device with the disk's number and size.
+// insideAt returns the sizes of a part of the disk that begins at offset, such as the data of an encrypted disk.
+func (d Device) insideAt(offset int64) (inside Device) {
+	inside.SizeBytes = d.SizeBytes - offset
+	inside.FirstBytes = max(0, d.FirstBytes-offset)
+	return inside
+}
+
+// Open opens the device node. It verifies on the open file that this is a block device with the disk's number and size,
+// and that it is the disk that [Roots.WaitForDisk] found: another one may have got the same number since.
 // With [unix.O_EXCL] in flags it returns [ErrInUse] if a mounted filesystem, a volume manager or another program holds
 // the device exclusively.
 func (d Device) Open(flags int) (*os.File, error) {
@@ -68,6 +90,14 @@ func (d Device) verify(file *os.File) error {
 	}
 	if size != d.SizeBytes {
 		return fmt.Errorf("%w: %s has %d bytes when opened, %d in sysfs", ErrMismatch, d, size, d.SizeBytes)
+	}
+	sequence, err := Sequence(file)
+	if err != nil {
+		return fmt.Errorf("%w: sequence number of %s: %w", ErrUnreadable, d.Path, err)
+	}
+	if d.sequence != 0 && sequence != d.sequence {
+		return fmt.Errorf(
+			"%w: %s: another disk took its place: sequence number %d, now %d", ErrMismatch, d, d.sequence, sequence)
 	}
 	return nil
 }
@@ -122,8 +152,8 @@ func (d Device) CheckUnused() error {
 	return closeExclusive(file)
 }
 
-// closeExclusive closes a file that was opened with O_EXCL or holds a flock. Afterwards this process no longer holds the device, and the
-// next program, such as mkfs or mount, can open it exclusively.
+// closeExclusive closes a file that was opened with O_EXCL or holds a flock. Afterwards this process no longer holds
+// the device, and the next program, such as mkfs or mount, can open it exclusively.
 func closeExclusive(file *os.File) error { return hostexec.CloseUninherited(file) }
 
 func (d Device) withFile(do func(*os.File) error) error {

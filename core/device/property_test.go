@@ -265,8 +265,8 @@ func optionsOf(bits byte, size int64) device.BlankOptions {
 	return options
 }
 
-// provedContents is the number of disk contents that TestProveBlankProperty generates. It keeps the everyday test short;
-// make fuzz checks 50,000.
+// provedContents is the number of disk contents that TestProveBlankProperty generates. It keeps the everyday test
+// short; make fuzz checks 50,000.
 const provedContents = 1000
 
 // ProveBlank's answers for random contents of a disk follow the rules in expect.

@@ -16,6 +16,21 @@ const (
 	gib = 1 << 30
 )
 
+// formatRegions returns the places where a known format keeps its superblock or a copy of it, for each size that the
+// disk may have had.
+func formatRegions(dev Device) (all []region) {
+	seen := map[region]bool{}
+	for _, size := range dev.sizes() {
+		for _, r := range append(headAndTail(size), signatures(size)...) {
+			if !seen[r] {
+				seen[r] = true
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
+
 // headAndTail returns the first and the last MiB. Nearly every format has its signature there:
 //
 //   - at the beginning: boot sectors, GPT, ext, xfs, f2fs, swap, LVM, LUKS with its copy at 512 KiB, bcache, bluestore;

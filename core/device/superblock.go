@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. For an
-// encrypted disk it reports whether nothing was ever written into it. It returns false if the disk does not show it.
+// NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. For
+// an encrypted disk it reports whether nothing was ever written into it. It returns false if the disk does not show it.
 func NeverMounted(dev Device, content Content) (never bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		switch content.Type {
@@ -97,7 +97,8 @@ func extBytes(file *os.File) (int64, error) {
 }
 
 // ExtGrowthMovesBlocks reports whether resize2fs moves blocks of files or tables before an unmounted ext3 or ext4 fills
-// its disk. It does if the descriptors of all groups then need more blocks than the filesystem has and reserves for them.
+// its disk. It does if the descriptors of all groups then need more blocks than the filesystem has and reserves for
+// them.
 func ExtGrowthMovesBlocks(dev Device) (moves bool, err error) {
 	err = dev.withFile(func(file *os.File) error {
 		super, err := extSuper(file)

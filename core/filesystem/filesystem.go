@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package filesystem has the rules for supported filesystems: their types, and the options of mkfs and mount that a user
-// may give. Controller and node both apply them. The package does not touch disks.
+// Package filesystem has the rules for supported filesystems: their types, and the options of mkfs and mount that a
+// user may give. Controller and node both apply them. The package does not touch disks.
 package filesystem
 
 import (

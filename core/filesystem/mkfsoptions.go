@@ -41,9 +41,9 @@ var (
 		`has_journal`)
 )
 
-// ext4Rules, ext3Rules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on this disk. It
-// has no option that names another device or a file (an external journal or log, a real-time section, prototype and
-// configuration files), sets the UUID, or switches off mkfs' own checks.
+// ext4Rules, ext3Rules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on
+// this disk. It has no option that names another device or a file (an external journal or log, a real-time section,
+// prototype and configuration files), sets the UUID, or switches off mkfs' own checks.
 var (
 	ext4Rules = map[string]rule{
 		"-b": {value: number},

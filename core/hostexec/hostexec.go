@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, cryptsetup, and the programs
-// that check and grow filesystems.
+// Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, cryptsetup, and the
+// programs that check and grow filesystems.
 //
 // It looks for a program in fixed folders. It does not use PATH, which depends on how the plugin was started. A program
 // runs without a shell and without the plugin's environment, and without input unless it needs a secret. It prints
@@ -93,7 +93,8 @@ func Run(ctx context.Context, name string, args ...string) (Result, error) {
 }
 
 // RunWithSecret is [Run] for a program that reads a secret from its stdin. Arguments and environment of a process are
-// visible to other users, so a secret is in neither. It is in a file in memory, which no other process can open by a name.
+// visible to other users, so a secret is in neither. It is in a file in memory,
+// which no other process can open by a name.
 func RunWithSecret(ctx context.Context, secret []byte, name string, args ...string) (Result, error) {
 	input, err := newMemoryFile("stdin")
 	if err != nil {
@@ -155,8 +156,8 @@ func run(ctx context.Context, stdin *os.File, name string, args []string) (Resul
 	return Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: printed, Stderr: complained}, nil
 }
 
-// memoryFile is a file in memory to which a program writes, or from which it reads. A pipe would end only when every process that inherited it has
-// closed it, such as a program that starts at the same time.
+// memoryFile is a file in memory to which a program writes, or from which it reads. A pipe would end only when every
+// process that inherited it has closed it, such as a program that starts at the same time.
 type memoryFile struct{ file *os.File }
 
 func newMemoryFile(name string) (memoryFile, error) {

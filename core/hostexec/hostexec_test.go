@@ -46,8 +46,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A program has ended when its process has ended. On a busy machine other programs that start at the same time keep what
-// they inherited open for a while.
+// A program has ended when its process has ended. On a busy machine other programs that start at the same time keep
+// what they inherited open for a while.
 func TestRunDoesNotWaitForInheritedOutput(t *testing.T) {
 	program(t, "mkfs.ext4", "/bin/sleep 3 & echo done")
 	start := time.Now()

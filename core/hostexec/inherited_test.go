@@ -19,8 +19,8 @@ import (
 )
 
 // After CloseUninherited no program has the file, although programs start for other volumes all the time. Between fork
-// and exec they have copies of all open files. A disk that is open exclusively would still be in use. Here a locked file
-// stands for the disk, because other tests may open a disk.
+// and exec they have copies of all open files. A disk that is open exclusively would still be in use. Here a locked
+// file stands for the disk, because other tests may open a disk.
 func TestCloseUninheritedWhileProgramsStart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -89,8 +89,8 @@ type Header struct {
 // Unformatted reports whether nothing was ever written into the disk, except by an interrupted mkfs.
 func (h Header) Unformatted() bool { return h.Label == device.LabelUnformatted }
 
-// ReadHeader reads the header of an encrypted disk. If one of its two copies is damaged, cryptsetup repairs it. The error
-// is [ErrHeader] if there is no valid LUKS2 header.
+// ReadHeader reads the header of an encrypted disk. If one of its two copies is damaged, cryptsetup repairs it. The
+// error is [ErrHeader] if there is no valid LUKS2 header.
 func (t Tool) ReadHeader(ctx context.Context, dev device.Device) (Header, error) {
 	result, err := hostexec.Run(ctx, "cryptsetup", "luksDump", "--disable-locks", dev.Path)
 	if err != nil {
@@ -201,8 +201,8 @@ func flush(dev device.Device) error {
 // unlocked matches the line with the number of the key slot that the passphrase opened.
 var unlocked = regexp.MustCompile(`Key slot (\d+) unlocked\.`)
 
-// Check verifies a passphrase without opening the disk, and returns its key slot. The error is [ErrPassphrase] if no slot
-// has it.
+// Check verifies a passphrase without opening the disk, and returns its key slot. The error is [ErrPassphrase] if no
+// slot has it.
 func (t Tool) Check(ctx context.Context, dev device.Device, passphrase Passphrase) (slot int, err error) {
 	result, err := t.derive(ctx, passphrase,
 		"open", "--verbose", "--test-passphrase", "--disable-locks", "--type=luks2", "--key-file=-", dev.Path)
@@ -274,8 +274,8 @@ func (h Header) Belongs(m device.Mapping, dev device.Device) bool {
 		strings.HasPrefix(m.DMUUID, "CRYPT-LUKS2-"+strings.ReplaceAll(h.UUID, "-", "")+"-")
 }
 
-// Close closes a mapping, also one that a killed cryptsetup left unfinished. The error is [ErrBusy] while it is in use. If
-// deferred, the kernel closes it when its last user has gone.
+// Close closes a mapping, also one that a killed cryptsetup left unfinished. The error is [ErrBusy] while it is in use.
+// If deferred, the kernel closes it when its last user has gone.
 func (t Tool) Close(ctx context.Context, m device.Mapping, deferred bool) error {
 	if m.Unfinished() {
 		return t.removeUnfinished(ctx, m.DMName)
@@ -300,9 +300,9 @@ func (t Tool) removeUnfinished(ctx context.Context, name string) error {
 	return err
 }
 
-// ChangePassphrase makes sure that the new passphrase opens the disk and that the previous one does not. Each step is one
-// write of the header, and the next call finds what is done: the new key slot is added, verified, and then the previous
-// one is removed. The error is [ErrPassphrase] if neither passphrase opens the disk. Other key slots stay.
+// ChangePassphrase makes sure that the new passphrase opens the disk and that the previous one does not. Each step is
+// one write of the header, and the next call finds what is done: the new key slot is added, verified, and then the
+// previous one is removed. The error is [ErrPassphrase] if neither passphrase opens the disk. Other key slots stay.
 func (t Tool) ChangePassphrase(
 	ctx context.Context,
 	dev device.Device,
@@ -355,8 +355,8 @@ func (t Tool) addKey(ctx context.Context, dev device.Device, passphrase, previou
 	return t.Check(ctx, dev, passphrase)
 }
 
-// BackUpHeader copies the header and its key slots to a new file. It needs no passphrase. The copy keeps the passphrases of
-// its time valid: with it they open the disk, also after they were changed.
+// BackUpHeader copies the header and its key slots to a new file. It needs no passphrase. The copy keeps the
+// passphrases of its time valid: with it they open the disk, also after they were changed.
 func BackUpHeader(ctx context.Context, path, file string) error {
 	if _, err := os.Lstat(file); err == nil {
 		return fmt.Errorf("%w: %s exists: choose another file", ErrCryptsetup, file)
@@ -381,7 +381,7 @@ func (t Tool) deriveFor(
 ) (hostexec.Result, error) {
 	release, err := volumelock.AcquireNode(ctx, rpc.WaitBudget(ctx))
 	if err != nil {
-		return hostexec.Result{}, fmt.Errorf("wait for the key of another volume: %w", err)
+		return hostexec.Result{}, fmt.Errorf("wait for the turn to derive the key: %w", err)
 	}
 	defer release()
 	if limit > 0 {
@@ -417,14 +417,11 @@ func failure(action string, result hostexec.Result) error {
 	case result.ExitCode == 0:
 		return nil
 	case strings.Contains(result.Stderr, "Cannot initialize device-mapper"), strings.Contains(result.Stderr, "dm_crypt"):
-		return fmt.Errorf(
-			"%w: load the kernel modules dm_mod and dm_crypt on the node: %s",
-			ErrNoDeviceMapper,
-			result.Message(),
-		)
+		first, _, _ := strings.Cut(strings.TrimSpace(result.Stderr), "\n") // cryptsetup repeats itself
+		return fmt.Errorf("%w: load the kernel modules dm_mod and dm_crypt on the node: %s", ErrNoDeviceMapper, first)
 	case result.ExitCode == exitPassphrase && strings.Contains(result.Stderr, "No key available with this passphrase"):
 		return ErrPassphrase
-	case result.ExitCode == exitMemory, result.ExitCode < 0:
+	case result.ExitCode == exitMemory, result.ExitCode < 0 && result.Stderr == "": // the kernel killed it
 		return fmt.Errorf("%w: cryptsetup %s: exit code %d: give the plugin more memory, or its container a higher limit",
 			ErrMemory, action, result.ExitCode)
 	case result.ExitCode == exitBusy:

@@ -23,6 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 const (
@@ -106,9 +107,11 @@ func (r *rig) digest(t *testing.T) string {
 }
 
 func TestHeaderUUIDIsPermanent(t *testing.T) {
-	if got := luks.HeaderUUID(diskID).String(); got != "25748121-0cc6-5655-9a2c-c4c0f5181e3a" {
+	const golden = "25748121-0cc6-5655-9a2c-c4c0f5181e3a"
+	if got := luks.HeaderUUID(diskID).String(); got != golden {
 		t.Errorf("header UUID %s", got)
 	}
+	pages.Shows(t, "../../docs/reference/formats.md", golden)
 }
 
 func TestFormat(t *testing.T) {
@@ -335,7 +338,7 @@ func TestOneDerivationAtATime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(r.ctx, 1500*time.Millisecond)
 	defer cancel()
 	_, err = r.tool.Check(ctx, r.dev, luks.Passphrase("secret"))
-	wantErr(t, err, volumelock.ErrHeld)
+	wantErr(t, err, volumelock.ErrNodeHeld)
 	release()
 	_, err = r.tool.Check(r.ctx, r.dev, luks.Passphrase("secret"))
 	must(t, err)

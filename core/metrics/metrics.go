@@ -29,9 +29,9 @@ type Metrics struct {
 	operationsInFlight *prometheus.GaugeVec
 	panics             prometheus.Counter
 
-	rackRequests             *prometheus.HistogramVec
-	tokens, tokenExpiry      *prometheus.GaugeVec
-	volumes, volumesAttached *prometheus.GaugeVec
+	rackRequests                               *prometheus.HistogramVec
+	tokens, tokenCreation, tokenExpiry         *prometheus.GaugeVec
+	volumes, volumesAttached, volumesEncrypted *prometheus.GaugeVec
 
 	restartVolumesWaiting, restartInstancesWaiting, restartsUnderWay *prometheus.GaugeVec
 	restarts                                                         *prometheus.CounterVec
@@ -107,6 +107,10 @@ func (m *Metrics) addRacks(register promauto.Factory) {
 		Name: "oxide_csi_rack_tokens",
 		Help: "Valid tokens of the user whose token the controller has; missing if the rack does not tell",
 	}, []string{"rack"})
+	m.tokenCreation = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_rack_token_created_timestamp_seconds",
+		Help: "Unix time at which the oldest of these tokens was created: with one token, the controller's own",
+	}, []string{"rack"})
 	m.tokenExpiry = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_rack_token_expiry_timestamp_seconds",
 		Help: "Unix time at which the first of these tokens expires: with one token, the controller's own; " +
@@ -119,6 +123,10 @@ func (m *Metrics) addRacks(register promauto.Factory) {
 	m.volumesAttached = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "oxide_csi_volumes_attached",
 		Help: "Volumes in that list that were attached to an instance",
+	}, []string{"rack"})
+	m.volumesEncrypted = register.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "oxide_csi_volumes_encrypted",
+		Help: "Volumes in that list that a node encrypts",
 	}, []string{"rack"})
 }
 
@@ -182,28 +190,74 @@ func (m *Metrics) RackObserver(rack string) func(operation, code string, took ti
 	}
 }
 
-// SetTokens sets how many valid tokens the user of the rack's token has, and when the first of them expires. A zero
-// time means that none expires.
-func (m *Metrics) SetTokens(rack string, tokens int, expiry time.Time) {
+// RegisterReady adds whether the plugin is ready. Each scrape calls ready. Call RegisterReady at most once.
+func (m *Metrics) RegisterReady(ready func() bool) {
+	if m == nil {
+		return
+	}
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "oxide_csi_ready",
+		Help: "1 if /readyz answers that this plugin is ready, else 0: it waits for its identity, the kubelet or a rack",
+	}, func() float64 {
+		if ready() {
+			return 1
+		}
+		return 0
+	}))
+}
+
+// RegisterRack adds what is read of a rack at each scrape: how many calls are under way and wait, and how many
+// expansions are not finished. Call RegisterRack at most once for each rack.
+func (m *Metrics) RegisterRack(rack string, calls func() (underWay, waiting int), expansions func() int) {
+	if m == nil {
+		return
+	}
+	gauge := func(name, help string, value func() int) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(
+			prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"rack": rack}},
+			func() float64 { return float64(value()) },
+		))
+	}
+	gauge("oxide_csi_rack_calls_in_flight", "Requests to a rack's API that are not yet answered",
+		func() int { underWay, _ := calls(); return underWay })
+	gauge("oxide_csi_rack_calls_waiting", "Requests that wait until another request to the rack is answered",
+		func() int { _, waiting := calls(); return waiting })
+	gauge("oxide_csi_expansions_unfinished",
+		"Volumes whose expansion has begun and not ended, as far as this controller knows; such a volume may have no disk",
+		expansions)
+}
+
+// SetTokens sets how many valid tokens the user of the rack's token has, when the first of them was created, and when
+// the first of them expires. A zero time means that no such time is known.
+func (m *Metrics) SetTokens(rack string, tokens int, created, expiry time.Time) {
 	if m == nil {
 		return
 	}
 	m.tokens.WithLabelValues(rack).Set(float64(tokens))
-	if expiry.IsZero() {
-		m.tokenExpiry.DeleteLabelValues(rack)
-		return
-	}
-	m.tokenExpiry.WithLabelValues(rack).Set(float64(expiry.Unix()))
+	setTime(m.tokenCreation, rack, created)
+	setTime(m.tokenExpiry, rack, expiry)
 }
 
-// SetVolumes sets how many volumes of this cluster the last complete list of the rack's disks had, and how many of
-// them were attached.
-func (m *Metrics) SetVolumes(rack string, volumes, attached int) {
+// setTime sets a gauge to a time. A zero time removes the series.
+func setTime(gauge *prometheus.GaugeVec, rack string, at time.Time) {
+	if at.IsZero() {
+		gauge.DeleteLabelValues(rack)
+		return
+	}
+	gauge.WithLabelValues(rack).Set(float64(at.Unix()))
+}
+
+// Volumes counts the volumes of this cluster on a rack, and those of them that are attached and encrypted.
+type Volumes struct{ All, Attached, Encrypted int }
+
+// SetVolumes sets what the last complete list of the rack's disks had.
+func (m *Metrics) SetVolumes(rack string, counts Volumes) {
 	if m == nil {
 		return
 	}
-	m.volumes.WithLabelValues(rack).Set(float64(volumes))
-	m.volumesAttached.WithLabelValues(rack).Set(float64(attached))
+	m.volumes.WithLabelValues(rack).Set(float64(counts.All))
+	m.volumesAttached.WithLabelValues(rack).Set(float64(counts.Attached))
+	m.volumesEncrypted.WithLabelValues(rack).Set(float64(counts.Encrypted))
 }
 
 // SetRestarts sets how many volumes of a rack wait for a restart, and how many restarts are under way.
@@ -234,9 +288,13 @@ func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 	}
 }
 
+// NodeVolumes counts the volumes of a node: those among its disks, those that are staged or published, and those that
+// are unstaged and still mounted in a container. FunctionsNotReady are NVMe functions that show no disk.
+type NodeVolumes struct{ Attached, Mounted, Lingering, FunctionsNotReady int }
+
 // RegisterNodeVolumes adds the counts of this node's volumes. Each scrape calls count. Call RegisterNodeVolumes at
 // most once.
-func (m *Metrics) RegisterNodeVolumes(count func() (attached, mounted, lingering int, err error)) {
+func (m *Metrics) RegisterNodeVolumes(count func() (NodeVolumes, error)) {
 	if m != nil {
 		m.registry.MustRegister(nodeVolumes(count))
 	}
@@ -255,25 +313,33 @@ var (
 	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
 		"Volumes of this guest that are staged or published; missing if oxide_csi_node_volumes_attached is missing",
 		nil, nil)
+	nodeFunctionsNotReady = prometheus.NewDesc("oxide_csi_node_nvme_functions_not_ready",
+		"NVMe functions of this guest that show no disk: the kernel refused them, mostly because another disk has the "+
+			"same serial, or they are still starting; missing if oxide_csi_node_volumes_attached is missing",
+		nil, nil)
 )
 
 // nodeVolumes is a collector that counts the volumes of this node at each scrape.
-type nodeVolumes func() (attached, mounted, lingering int, err error)
+type nodeVolumes func() (NodeVolumes, error)
 
 // Describe implements [prometheus.Collector].
 func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
 	descs <- nodeAttached
 	descs <- nodeMounted
 	descs <- nodeLingering
+	descs <- nodeFunctionsNotReady
 }
 
 // Collect implements [prometheus.Collector]. If the volumes cannot be counted, the metrics are missing.
 func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
-	attached, mounted, lingering, err := n()
+	counts, err := n()
 	if err != nil {
 		return
 	}
-	metrics <- prometheus.MustNewConstMetric(nodeAttached, prometheus.GaugeValue, float64(attached))
-	metrics <- prometheus.MustNewConstMetric(nodeMounted, prometheus.GaugeValue, float64(mounted))
-	metrics <- prometheus.MustNewConstMetric(nodeLingering, prometheus.GaugeValue, float64(lingering))
+	for desc, count := range map[*prometheus.Desc]int{
+		nodeAttached: counts.Attached, nodeMounted: counts.Mounted, nodeLingering: counts.Lingering,
+		nodeFunctionsNotReady: counts.FunctionsNotReady,
+	} {
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count))
+	}
 }

@@ -70,13 +70,15 @@ func TestMetricsText(t *testing.T) {
 	west("disk_create", "201", 3*time.Second)
 	west("disk_create", "error", 3*time.Second)
 	west("disk_create", "201", 5*time.Second)
-	m.SetVolumes("west", 7, 3)
-	m.SetVolumes("west", 8, 2)
-	m.SetVolumes("east", 0, 0)
-	m.SetTokens("west", 2, time.Unix(1e9, 0))
-	m.SetTokens("east", 1, time.Unix(1e9, 0))
-	m.SetTokens("east", 1, time.Time{})
-	m.RegisterNodeVolumes(func() (int, int, int, error) { return 6, 5, 1, nil })
+	m.SetVolumes("west", Volumes{All: 7, Attached: 3, Encrypted: 4})
+	m.SetVolumes("west", Volumes{All: 8, Attached: 2, Encrypted: 1})
+	m.SetVolumes("east", Volumes{})
+	m.SetTokens("west", 2, time.Unix(9e8, 0), time.Unix(1e9, 0))
+	m.SetTokens("east", 1, time.Unix(9e8, 0), time.Unix(1e9, 0))
+	m.SetTokens("east", 1, time.Time{}, time.Time{})
+	m.RegisterRack("west", func() (int, int) { return 64, 9 }, func() int { return 3 })
+	m.RegisterRack("east", func() (int, int) { return 0, 0 }, func() int { return 0 })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{6, 5, 1, 2}, nil })
 
 	samples := metricstest.Read(t, page(t, m))
 	for series := range samples {
@@ -98,24 +100,34 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_rack_request_duration_seconds_sum{code="201",operation="disk_create",rack="west"}`:                        8,
 		`oxide_csi_rack_request_duration_seconds_count{code="error",operation="disk_create",rack="west"}`:                    1,
 		`oxide_csi_rack_request_duration_seconds_sum{code="error",operation="disk_create",rack="west"}`:                      3,
-		`oxide_csi_rack_tokens{rack="east"}`:                         1,
-		`oxide_csi_rack_tokens{rack="west"}`:                         2,
-		`oxide_csi_rack_token_expiry_timestamp_seconds{rack="west"}`: 1e9,
-		`oxide_csi_volumes{rack="east"}`:                             0,
-		`oxide_csi_volumes{rack="west"}`:                             8,
-		`oxide_csi_volumes_attached{rack="east"}`:                    0,
-		`oxide_csi_volumes_attached{rack="west"}`:                    2,
-		`oxide_csi_node_volumes_attached`:                            6,
-		`oxide_csi_node_volumes_lingering`:                           1,
-		`oxide_csi_node_volumes_mounted`:                             5,
-		`oxide_csi_build_info{mode="all",version="1.2.3"}`:           1,
+		`oxide_csi_rack_tokens{rack="east"}`:                          1,
+		`oxide_csi_rack_tokens{rack="west"}`:                          2,
+		`oxide_csi_rack_token_created_timestamp_seconds{rack="west"}`: 9e8,
+		`oxide_csi_rack_calls_in_flight{rack="west"}`:                 64,
+		`oxide_csi_rack_calls_in_flight{rack="east"}`:                 0,
+		`oxide_csi_rack_calls_waiting{rack="west"}`:                   9,
+		`oxide_csi_rack_calls_waiting{rack="east"}`:                   0,
+		`oxide_csi_expansions_unfinished{rack="west"}`:                3,
+		`oxide_csi_expansions_unfinished{rack="east"}`:                0,
+		`oxide_csi_rack_token_expiry_timestamp_seconds{rack="west"}`:  1e9,
+		`oxide_csi_volumes{rack="east"}`:                              0,
+		`oxide_csi_volumes{rack="west"}`:                              8,
+		`oxide_csi_volumes_attached{rack="east"}`:                     0,
+		`oxide_csi_volumes_attached{rack="west"}`:                     2,
+		`oxide_csi_volumes_encrypted{rack="east"}`:                    0,
+		`oxide_csi_volumes_encrypted{rack="west"}`:                    1,
+		`oxide_csi_node_nvme_functions_not_ready`:                     2,
+		`oxide_csi_node_volumes_attached`:                             6,
+		`oxide_csi_node_volumes_lingering`:                            1,
+		`oxide_csi_node_volumes_mounted`:                              5,
+		`oxide_csi_build_info{mode="all",version="1.2.3"}`:            1,
 	})
 }
 
 // Before the first list the volumes are missing instead of 0. A counter whose first step matters starts at 0.
 func TestMetricsAtStart(t *testing.T) {
 	m := testMetrics()
-	m.RegisterNodeVolumes(func() (int, int, int, error) { return 1, 1, 0, errors.New("no /sys") })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0}, errors.New("no /sys") })
 	wantSamples(t, metricstest.Read(t, page(t, m)), metricstest.Samples{
 		`csi_plugin_panics_total{driver_name="driver"}`:    0,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
@@ -126,15 +138,15 @@ func TestMetricsAtStart(t *testing.T) {
 func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 	m := testMetrics()
 	attached, failure := 2, error(nil)
-	m.RegisterNodeVolumes(func() (int, int, int, error) { return attached, 1, 1, failure })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{attached, 1, 1, 0}, failure })
 	for _, test := range []struct {
 		attached int
 		failure  error
 		want     metricstest.Samples
 	}{
-		{2, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
+		{2, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
 		{2, errors.New("no /sys"), metricstest.Samples{}},
-		{3, nil, metricstest.Samples{"oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
+		{3, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
 	} {
 		attached, failure = test.attached, test.failure
 		wantSamples(t, metricstest.Read(t, page(t, m)).Matching("oxide_csi_node_"), test.want)
@@ -146,9 +158,11 @@ func TestMetricsOff(t *testing.T) {
 	m.RPCStarted(create)
 	m.RPCAnswered(create, "OK", time.Second)
 	m.RPCPanicked()
-	m.SetVolumes("west", 1, 1)
-	m.SetTokens("west", 1, time.Now())
+	m.SetVolumes("west", Volumes{All: 1})
+	m.SetTokens("west", 1, time.Now(), time.Now())
 	m.RegisterNodeVolumes(nil)
+	m.RegisterRack("west", nil, nil)
+	m.RegisterReady(nil)
 	if m.RackObserver("west") != nil {
 		t.Error("a rack is observed")
 	}
@@ -180,12 +194,14 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	m.RPCStarted(create)
 	m.RPCAnswered(create, "OK", time.Second)
 	m.RackObserver("west")("disk_create", "201", time.Second)
-	m.SetVolumes("west", 1, 1)
-	m.SetTokens("west", 1, time.Unix(1e9, 0))
+	m.SetVolumes("west", Volumes{All: 1, Attached: 1, Encrypted: 1})
+	m.SetTokens("west", 1, time.Unix(1e9, 0), time.Unix(1e9, 0))
+	m.RegisterRack("west", func() (int, int) { return 1, 0 }, func() int { return 0 })
+	m.RegisterReady(func() bool { return true })
 	m.SetRestarts("west", 1, 1)
 	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)
-	m.RegisterNodeVolumes(func() (int, int, int, error) { return 1, 1, 0, nil })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0}, nil })
 
 	families, err := m.registry.Gather()
 	if err != nil {

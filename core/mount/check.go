@@ -32,9 +32,9 @@ const (
 
 // Repairs checks and grows the ext filesystems of this node while they are not mounted.
 //
-// A check can take longer than an RPC, and a check that is stopped at each RPC's end never finishes. So it goes on after
-// its RPC, at most one for each disk, and holds the volume's lock (package volumelock). The repetition of the RPC waits
-// for it with [Repairs.Wait].
+// A check can take longer than an RPC, and a check that is stopped at each RPC's end never finishes. So it goes on
+// after its RPC, at most one for each disk, and holds the volume's lock (package volumelock). The RPC answers ABORTED
+// before its deadline, and its repetition waits for the check with [Repairs.Wait].
 type Repairs struct {
 	log *slog.Logger
 	// growsMounted says that this process may ask the kernel to grow a mounted ext.
@@ -143,7 +143,7 @@ func (r *Repairs) prepare(
 // check runs e2fsck -p.
 func (r *Repairs) check(ctx context.Context, dev device.Device, diskID uuid.UUID, reason string) error {
 	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
-		r.log.Info("checking a filesystem", "disk_id", diskID.String(), "device", dev.String(), "reason", reason)
+		r.log.Info("checking a filesystem", "volume_id", diskID.String(), "device", dev.String(), "reason", reason)
 		return r.preen(ctx, dev, diskID)
 	})
 }
@@ -157,7 +157,7 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID
 	}
 	if errors.Is(err, device.ErrOccupied) {
 		r.log.Warn("the check must not be interrupted: there is no room on the disk to mark it",
-			"disk_id", diskID.String(), "device", dev.String(), "because", err)
+			"volume_id", diskID.String(), "device", dev.String(), "because", err)
 	} else if err != nil {
 		return err
 	}

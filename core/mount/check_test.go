@@ -274,8 +274,8 @@ func TestCleanExtIsNotChecked(t *testing.T) {
 	}
 }
 
-// The kernel takes the flags of the allow-list. One value stands for each pattern. The quotas of xfs are left out, which
-// some kernels lack.
+// The kernel takes the flags of the allow-list. One value stands for each pattern. The quotas of xfs are left out,
+// which some kernels lack.
 func TestKernelTakesAllowedFlags(t *testing.T) {
 	t.Parallel()
 	generic := "defaults,atime,noatime,norelatime,strictatime,nostrictatime,relatime,diratime,nodiratime,lazytime,nolazytime," +

@@ -98,8 +98,8 @@ func (t Table) PrivateCopies(entry Entry) []Copy {
 	})
 }
 
-// openersOf names processes that have one of the devices itself open: those that can write to it, or with reading all
-// of them. It follows the links in /proc without a request to the disk. It sees no process that has closed the file and
+// openersOf names processes that have one of the devices itself open for writing or, with reading, in any way. It
+// follows the links in /proc without a request to the disk. It sees no process that has closed the file and
 // kept a memory mapping of it.
 func openersOf(devices []device.Number, reading bool) string {
 	var names []string

@@ -54,9 +54,15 @@ type NewFilesystem struct {
 	MkfsOptions []string
 }
 
+// recordFormat is the version of the format of records. A later version of the plugin that writes something which this
+// one would misread writes a higher version.
+const recordFormat = 1
+
 // record is the content of the file <StateDir>/format/<disk UUID>. It says that a format of this disk started on this
-// node.
+// node. Its JSON names are permanent.
 type record struct {
+	// Version is [recordFormat].
+	Version int `json:"v"`
 	// Serial is for people who read the file.
 	Serial string `json:"serial"`
 	FSType string `json:"fsType"`
@@ -68,7 +74,8 @@ type record struct {
 }
 
 // Format makes a filesystem on a disk that was proved blank, and verifies it. No other code calls mkfs. Format returns
-// how long mkfs ran. The errors are [ErrFormat], [ErrState], [hostexec.ErrMissing] and those of [device.Blank.Format].
+// how long mkfs ran. The errors are [ErrFormat], [statefile.ErrFolder], [hostexec.ErrMissing] and those of
+// [device.Blank.Format].
 // After each of them the caller may repeat the call with a new proof. If ctx ends, mkfs still runs to its end, for at
 // most 15 min.
 func (f Formatter) Format(
@@ -205,9 +212,9 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 	return nil
 }
 
-// InterruptedFormat describes a format of this disk that started on any node and did not finish. It was making what has
-// the UUID made. InterruptedFormat returns nil if there was none. It returns nil also if content is not the unfinished or
-// never mounted filesystem of that format, or an encrypted disk into which nothing was ever written: the format is over.
+// InterruptedFormat describes a format of this disk that started on any node and did not finish. made is the UUID that
+// the format was writing. The result is nil if no format started, or if content shows that it is over: the filesystem
+// was mounted, something was written into the encrypted disk, or the disk holds something else.
 func (f Formatter) InterruptedFormat(
 	diskID, made uuid.UUID,
 	dev device.Device,
@@ -264,7 +271,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrState, err)
+		return nil, fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	if len(bytes.TrimSpace(content)) == 0 {
 		return nil, nil // a full disk or a power cut left an empty file; without a record, less may be formatted
@@ -273,9 +280,18 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	if err := json.Unmarshal(content, &r); err != nil {
 		return nil, fmt.Errorf(
 			"%w: %s: %w: remove the file if the disk holds no data",
-			ErrState,
+			statefile.ErrFolder,
 			f.recordPath(diskID),
 			err,
+		)
+	}
+	if r.Version > recordFormat {
+		return nil, fmt.Errorf(
+			"%w: %s has format %d, not %d: upgrade this node's plugin",
+			statefile.ErrFolder,
+			f.recordPath(diskID),
+			r.Version,
+			recordFormat,
 		)
 	}
 	return &r, nil
@@ -284,7 +300,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 // RemoveRecord removes the record of a format and does not touch the disk. A missing record is no error.
 func (f Formatter) RemoveRecord(diskID uuid.UUID) error {
 	if err := os.Remove(f.recordPath(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", ErrState, err)
+		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil
 }
@@ -300,13 +316,20 @@ func (f Formatter) writeRecord(m Making, dev device.Device, sequence uint64) err
 		return err
 	}
 	content, err := json.Marshal(
-		record{Serial: dev.Serial, FSType: m.Type, FSUUID: m.UUID.String(), BootID: boot, Sequence: sequence},
+		record{
+			Version:  recordFormat,
+			Serial:   dev.Serial,
+			FSType:   m.Type,
+			FSUUID:   m.UUID.String(),
+			BootID:   boot,
+			Sequence: sequence,
+		},
 	)
 	if err != nil {
 		return err
 	}
 	if err := statefile.Write(f.recordPath(m.DiskID), append(content, '\n')); err != nil {
-		return fmt.Errorf("%w: %w", ErrState, err)
+		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil
 }

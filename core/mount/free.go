@@ -96,13 +96,16 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 	return Filesystem(ctx, dev, target, fsType, options)
 }
 
-// WaitFree waits until no program in this guest can write to a disk that is unmounted here, as long as [Unmount] does.
-// Then it returns [ErrBusy] with the holder. The proof is an exclusive open of the disk with this sequence number,
-// which fails while its filesystem is mounted in any namespace. Plain openers do not prevent an exclusive open, so
-// WaitFree looks for them in /proc, also for those of a partition: for those that can write or, for a raw block volume
-// (block), for all, and for the users of a loop device that is bound to it. If read-only copies of the mount are all
-// that remains, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse]
-// are returned at once; see [device.HasLeft].
+// WaitFree waits until no program in this guest can write to a disk that is unmounted here:
+//
+//   - An exclusive open of the disk with this sequence number succeeds. It fails while the filesystem is mounted in any
+//     namespace.
+//   - No process has the disk or one of its partitions open for writing: that does not prevent an exclusive open. For a
+//     raw block volume (block), no process has it open at all, and no loop device uses it.
+//
+// It waits as long as [Unmount] does. Then it returns [ErrBusy] with the holder. If only read-only copies of the mount
+// remain, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse] are
+// returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
 	start := time.Now()
 	err = retryBusy(ctx, func() (bool, error) {
@@ -135,9 +138,9 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 	return copies, err
 }
 
-// WaitClosed waits until no program has a disk open that is the only part of a mapping which lives on: one that can write
-// or, for a raw block volume (block), any. The mapping holds the disk, so [WaitFree] cannot prove it free. It waits as long
-// as [Unmount] does. Then it returns [ErrBusy] with the holder.
+// WaitClosed is for a disk whose mapping stays open and holds the disk, so that [WaitFree] cannot prove it free. It
+// waits until no program has the disk open for writing, or for a raw block volume (block) at all, and no loop device
+// uses it. It waits as long as [Unmount] does. Then it returns [ErrBusy] with the holder.
 func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
 	return retryBusy(ctx, func() (bool, error) {
 		if openersOf(dev.Numbers(), block) != "" || loopInUse(dev.Numbers()) != "" {

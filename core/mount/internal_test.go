@@ -8,12 +8,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 func TestTableAt(t *testing.T) {
@@ -145,4 +149,48 @@ func TestHoldersNamesNobody(t *testing.T) {
 	if said := describeHolders(device.Number{Major: 4095, Minor: 1}); said == "" {
 		t.Error("an error without a hint")
 	}
+}
+
+// Since 0.1.0. The record of a format outlives the plugin's process, and may be read by another version.
+func TestFormatRecordIsPermanent(t *testing.T) {
+	f := Formatter{StateDir: t.TempDir()}
+	disk := uuid.MustParse("0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11")
+	making := Making{DiskID: disk, Type: "ext4", UUID: uuid.MustParse("5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50")}
+	if err := f.writeRecord(making, device.Device{Disk: device.Disk{Serial: "csi-aaaaaaaaaaaaaaaa"}}, 7); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := device.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(f.StateDir, "format", disk.String())
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden := `{"v":1,"serial":"csi-aaaaaaaaaaaaaaaa","fsType":"ext4","fsUUID":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","bootID":"` +
+		boot + `","diskSequence":7}` + "\n"
+	if diff := cmp.Diff(golden, string(content)); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	pages.Shows(t, "../../docs/reference/formats.md", strings.ReplaceAll(golden, boot, "BOOT-ID"))
+	newer := strings.Replace(golden, `"v":1`, `"v":2`, 1)
+	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := f.readRecord(
+		disk,
+	); !errors.Is(err, statefile.ErrFolder) ||
+		!strings.Contains(err.Error(), "format 2, not 1") {
+		t.Errorf("of format 2: %v, %v", r, err)
+	}
+}
+
+// Since 0.1.0. Later stages recognise the volume's own filesystem by its UUID.
+func TestFilesystemUUIDIsPermanent(t *testing.T) {
+	const golden = "3a665843-27d8-5bbd-8831-948d3d093faa"
+	if got := FilesystemUUID(uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")).String(); got != golden {
+		t.Errorf("filesystem UUID %s, want %s", got, golden)
+	}
+	pages.Shows(t, "../../docs/reference/formats.md", golden)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/writecache"
 )
 
@@ -218,9 +219,9 @@ func TestFormatFails(t *testing.T) {
 			mount.NewFilesystem{DiskID: r.diskID, Type: "ext4"},
 		); !errors.Is(
 			err,
-			mount.ErrState,
+			statefile.ErrFolder,
 		) {
-			t.Errorf("%v, want ErrState", err)
+			t.Errorf("%v, want ErrFolder", err)
 		}
 		if err := blank.Close(); err != nil {
 			t.Error(err)
@@ -293,6 +294,10 @@ func TestFormatAgain(t *testing.T) {
 			if err := mount.Filesystem(t.Context(), r.dev, target, fsType, mount.Options{}); err != nil {
 				t.Fatal(err)
 			}
+			// A mount alone may end before btrfs has written anything: the filesystem is as mkfs left it then.
+			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			r.unmountAndWait(t, target)
 			begin()
 			before := r.digest(t)
@@ -324,8 +329,8 @@ func TestFormatAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Write(filepath.Join(r.state, "format", r.diskID.String()), "{")
-		if err := r.format(t, "ext4"); !errors.Is(err, mount.ErrState) {
-			t.Errorf("%v, want ErrState", err)
+		if err := r.format(t, "ext4"); !errors.Is(err, statefile.ErrFolder) {
+			t.Errorf("%v, want ErrFolder", err)
 		}
 	})
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 )
 
-// loopInUse returns the name of a loop device through which one of the devices is used, or "". The kernel's loop driver
-// keeps the device open, which no process shows and which does not prevent an exclusive open. A loop device that nobody
-// uses does not count: kubelet keeps one for each raw block volume.
+// loopInUse returns the name of a loop device through which one of the devices is used, or "". A bound loop device
+// holds the disk open, but /proc does not show it and O_EXCL still succeeds. An unused loop device is ignored: kubelet
+// keeps one for each raw block volume.
 func loopInUse(devices []device.Number) string {
 	folders, err := filepath.Glob("/sys/block/loop*/loop") // of bound loop devices only
 	if err != nil {

@@ -53,8 +53,6 @@ var (
 	ErrBusy = errors.New("still in use")
 	// ErrForeign means that something is at a path which this plugin did not put there. The plugin does not touch it.
 	ErrForeign = errors.New("path holds something that this plugin did not put there")
-	// ErrState means that the folder for records of unfinished formats cannot be used.
-	ErrState = errors.New("state folder cannot be used")
 )
 
 // Options say how a filesystem is mounted.

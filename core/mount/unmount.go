@@ -95,8 +95,8 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 	}
 }
 
-// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes and mounts in other
-// namespaces or, without these, mounts in its own.
+// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes and mounts in
+// other namespaces or, without these, mounts in its own.
 func describeHolders(n device.Number, partitions ...device.Number) string {
 	var holders []string
 	if processes := processesUsing(append(partitions, n)); processes != "" {
@@ -119,8 +119,8 @@ func describeHolders(n device.Number, partitions ...device.Number) string {
 // maxNamed is the largest number of processes that an error names.
 const maxNamed = 3
 
-// processesUsing names processes that use one of the devices or a file of its filesystem: as an open file, a current or root
-// folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
+// processesUsing names processes that use one of the devices or a file of its filesystem: as an open file, a current or
+// root folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
 func processesUsing(devices []device.Number) string {
 	var names []string
 	devices = device.WithMappings(devices)

@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ensureFilesystem returns the type of the disk's filesystem. If the disk has none, it makes one. Only this function and
-// [Service.ensureEncryptedFilesystem] call mkfs. If it is not certain that the disk is blank, it returns an error.
+// ensureFilesystem returns the type of the disk's filesystem. If the disk has none, it makes one. Only this function
+// and [Service.ensureEncryptedFilesystem] call mkfs. If it is not certain that the disk is blank, it returns an error.
 func (n *Service) ensureFilesystem(
 	ctx context.Context,
 	volume nodeVolume,
@@ -50,7 +50,8 @@ func (n *Service) ensureFilesystem(
 	return n.checkFilesystem(ctx, volume, dev, content, wanted)
 }
 
-// checkFilesystem returns the type of the filesystem that was found, or an error if the volume cannot be mounted with it.
+// checkFilesystem returns the type of the filesystem that was found, or an error if the volume cannot be mounted with
+// it.
 func (n *Service) checkFilesystem(
 	ctx context.Context,
 	volume nodeVolume,
@@ -60,7 +61,7 @@ func (n *Service) checkFilesystem(
 ) (fsType string, err error) {
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s holds %s, not a supported filesystem (%s): use the volume as raw block, or use another volume",
+			"volume %s: disk %s holds %s, not a supported filesystem (%s): use raw block, or another volume",
 			volume.id,
 			dev,
 			content,
@@ -123,10 +124,10 @@ func (n *Service) checkFilesystemUUID(
 	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
 		return rpc.FailedPrecondition(
 			"volume %s: the %s on %s belongs to another volume: its UUID is %s: "+
-				"find out which disk was copied; to mount it anyway, set %s: \"false\" in the volume's context",
+				"use the right disk, or set %s: \"false\" in the volume's context",
 			volume.id,
 			content.Type,
-			dev,
+			dev.Path,
 			content.UUID,
 			rpc.KeyVerifyFilesystem,
 		)
@@ -145,8 +146,8 @@ func (n *Service) checkFilesystemUUID(
 	return nil
 }
 
-// checkOwnFilesystem returns an error unless this plugin made the disk's filesystem, for this very disk. A filesystem that
-// a snapshot brought is not enough: another disk of the same name may have been made from the same snapshot.
+// checkOwnFilesystem returns an error unless this plugin made the disk's filesystem, for this very disk. A filesystem
+// that a snapshot brought is not enough: another disk of the same name may have been made from the same snapshot.
 func checkOwnFilesystem(ctx context.Context, volume nodeVolume, dev device.Device) error {
 	content, err := device.Probe(ctx, dev)
 	if err != nil {
@@ -163,7 +164,8 @@ func checkOwnFilesystem(ctx context.Context, volume nodeVolume, dev device.Devic
 	)
 }
 
-// checkMayFormat rejects a format of a disk without a what that the controller did not attach, or that is read-only.
+// checkMayFormat rejects formatting a disk that the controller did not attach or that is read-only. what names the
+// missing content in the error.
 func (v nodeVolume) checkMayFormat(dev device.Device, what string) error {
 	switch {
 	case !v.attached || v.sizeBytes == 0:

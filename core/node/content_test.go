@@ -98,7 +98,11 @@ func TestNodeFilesystemIdentity(t *testing.T) {
 			r.run("mkfs.ext4", "-q", "-U", tc.fsUUID, r.node(v))
 			tc.prepare(v)
 			before := r.digest(v)
-			coretest.WantCode(t, r.stage(v, filesystemVolume("", writer)), tc.code)
+			err := r.stage(v, filesystemVolume("", writer))
+			coretest.WantCode(t, err, tc.code)
+			if tc.code == codes.FailedPrecondition {
+				coretest.WantCode(t, err, tc.code, `set verifyFilesystem: "false" in the volume's context`)
+			}
 			if tc.code != codes.OK {
 				r.wantMounts()
 				if r.digest(v) != before {
@@ -424,8 +428,8 @@ func (r *nodeRig) device() device.Device {
 	return dev
 }
 
-// partlyWritten returns a superblock of which a killed program has written only the first pieces: the program writes
-// each range of changed words by itself. It returns the number of all pieces, too.
+// partlyWritten returns a superblock whose first pieces only were written by a program that was killed: the program
+// writes each range of changed words by itself. It returns the number of all pieces, too.
 func partlyWritten(old, final []byte, written int) (mixed []byte, pieces int) {
 	mixed = slices.Clone(old)
 	for i := 0; i < len(old); i += 2 {
@@ -565,8 +569,8 @@ func eachWork(t *testing.T, test func(r *nodeRig, v *volume)) {
 	}
 }
 
-// A snapshot was taken after a growth or a check was interrupted. The disk that is made from it has the marker too, with
-// the UUID of the first disk.
+// A snapshot was taken after a growth or a check was interrupted. The disk that is made from it has the marker too,
+// with the UUID of the first disk.
 func TestNodeCopyOfAnInterruptedDisk(t *testing.T) {
 	t.Parallel()
 	eachWork(t, func(r *nodeRig, source *volume) {
@@ -610,8 +614,8 @@ func TestNodeInterruptedWorkReadOnly(t *testing.T) {
 	})
 }
 
-// The superblock of an interrupted filesystem can say anything. Since util-linux 2.39, blkid does not recognise one with
-// a wrong checksum; this one it takes for a journal. So the filesystem is repaired before blkid is asked.
+// The superblock of an interrupted filesystem can say anything. Since util-linux 2.39, blkid does not recognise one
+// with a wrong checksum; this one it takes for a journal. So the filesystem is repaired before blkid is asked.
 func TestNodeRepairsBeforeItAsksBlkid(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -731,7 +735,7 @@ func TestNodeRefusesAGrowthThatMovesData(t *testing.T) {
 			// With blocks of 1 KiB, the descriptors of 64 MiB fill one block, and those of the whole disk need three.
 			r.run("mkfs.ext4", "-q", "-b", "1024", "-O", options, r.node(v), "65536")
 			for range 2 {
-				coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.Internal, "moves data", "by hand")
+				coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.Internal, "could lose data", "by hand")
 			}
 			size, err := device.FilesystemBytes(r.device(), "ext4")
 			coretest.Must(t, err)
@@ -763,5 +767,33 @@ func TestNodeGrowthSparesABootLoader(t *testing.T) {
 	coretest.Must(t, err)
 	if string(head) != "boot loader" {
 		t.Errorf("the first KiB holds %q", head)
+	}
+}
+
+// What an interrupted format left is found after the volume has grown: the filesystem is made again. A workload that
+// gets the disk as raw block ends that.
+func TestNodeFormatInterruptedBeforeGrowth(t *testing.T) {
+	for _, raw := range []bool{false, true} {
+		t.Run(fmt.Sprintf("raw block first %t", raw), func(t *testing.T) {
+			r := newNodeRig(t)
+			v := r.newVolume(diskA)
+			r.writeFormatMarker(v)
+			r.poke(v, 4096, "half a filesystem")
+			r.unplug(v)
+			grown := int64(volumeBytes + 1<<30)
+			coretest.Must(t, os.Truncate(r.path("disks/"+v.id+".disk"), grown))
+			coretest.Must(t, r.guests.Plug(
+				guestID, simrack.GuestDisk{ID: v.id, Name: v.disk, Slot: 1, SizeBytes: grown, BlockSize: 512}))
+			v.publish[rpc.KeySizeBytes], v.publish[rpc.KeyFirstBytes] = fmt.Sprint(grown), fmt.Sprint(volumeBytes)
+			delete(v.volume, rpc.KeySizeBytes)
+			if raw {
+				coretest.Must(t, r.stage(v, rawBlock(writer)))
+				coretest.Must(t, r.unstage(v))
+				coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "it holds data")
+				return
+			}
+			coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
+			coretest.Must(t, r.unstage(v))
+		})
 	}
 }

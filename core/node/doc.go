@@ -38,7 +38,7 @@
 //	      v                                                 |        [record leaving, mount]
 //	   filesystem  []                                       |     make the superblock read-only; a writer: refused
 //	      |  write and flush the record                     |        [record leaving, read-only mount]
-//	      v                                                 |  unmount; somebody uses it: refused; if it is read-only,
+//	      v                                                 |  unmount; it is in use: refused; if it is read-only,
 //	   [record staged]                                      v  a stage makes it writable again
 //	      |  mount, or bind the device node              unmounted  [record]
 //	      v                                                 |  open the device with O_EXCL, look for other openers;

@@ -42,10 +42,12 @@ func parsePassphrases(secrets map[string]string) passphrases {
 
 // content returns the device that has the volume's clear data: the mapping of an encrypted disk, or the disk.
 func (v nodeVolume) content(dev device.Device) device.Device {
-	if v.mapping != nil {
-		return v.mapping.Device
+	if v.mapping == nil {
+		return dev
 	}
-	return dev
+	inside := v.mapping.Device
+	inside.FirstBytes = max(0, dev.FirstBytes-(dev.SizeBytes-inside.SizeBytes))
+	return inside
 }
 
 // acceptsHeader reports whether the volume's disk may have a LUKS header with this UUID.
@@ -53,16 +55,16 @@ func (v nodeVolume) acceptsHeader(headerUUID string) bool {
 	return v.anyFilesystem || v.isOwnHeader(headerUUID)
 }
 
-// isOwnHeader reports whether this plugin made a LUKS header with this UUID for the volume's disk, or for one that it was
-// copied from.
+// isOwnHeader reports whether this plugin made a LUKS header with this UUID for the volume's disk, or for one that it
+// was copied from.
 func (v nodeVolume) isOwnHeader(headerUUID string) bool {
 	return slices.ContainsFunc(append(v.fsLineage, v.id), func(disk uuid.UUID) bool {
 		return strings.EqualFold(luks.HeaderUUID(disk).String(), headerUUID)
 	})
 }
 
-// unlock opens the volume's encrypted disk, after making its header if the disk is blank. It returns the volume with its
-// mapping. A volume that is not encrypted stays as it is, after a look that its disk is not.
+// unlock opens the volume's encrypted disk, after making its header if the disk is blank. It returns the volume with
+// its mapping. For a volume that is not encrypted, it only checks that the disk is not encrypted either.
 func (n *Service) unlock(
 	ctx context.Context,
 	volume nodeVolume,
@@ -223,8 +225,8 @@ func (n *Service) hold(volume nodeVolume) (release func() error, err error) {
 	return func() error { return hostexec.CloseUninherited(file) }, nil
 }
 
-// changePassphrase changes the passphrase of the disk's header if the request asks for it. The header of a read-only disk
-// stays. It reports whether the new passphrase was seen to open the disk.
+// changePassphrase changes the passphrase of the disk's header if the request asks for it. The header of a read-only
+// disk stays. It reports whether the new passphrase was seen to open the disk.
 func (n *Service) changePassphrase(
 	ctx context.Context,
 	volume nodeVolume,
@@ -250,7 +252,7 @@ func wrongPassphrase(volume nodeVolume, dev device.Device, err error) error {
 		return err
 	}
 	return rpc.FailedPrecondition(
-		"volume %s: disk %s does not open: %w: correct the secret for NodeStageVolume; a volume from a snapshot or another volume has the passphrase of its source",
+		"volume %s: disk %s does not open: %w: correct the secret of NodeStageVolume; a copy has the passphrase of its source",
 		volume.id,
 		dev,
 		err,
@@ -285,7 +287,7 @@ func (n *Service) ensureHeader(
 	}
 	if content.Type != device.TypeLUKS {
 		return luks.Header{}, rpc.FailedPrecondition(
-			"volume %s is encrypted, but disk %s holds %s: it is neither encrypted nor used in clear: find out who wrote it, or use another volume",
+			"volume %s: disk %s should be encrypted but holds %s: use another volume, or find what wrote to it",
 			volume.id,
 			dev,
 			content,
@@ -317,9 +319,9 @@ func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
 	case !v.acceptsHeader(header.UUID):
 		return rpc.FailedPrecondition(
 			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
-				"find out which disk was copied; to use it anyway, set %s: \"false\" in the volume's context",
+				"use the right disk, or set %s: \"false\" in the volume's context",
 			v.id,
-			dev,
+			dev.Path,
 			header.UUID,
 			rpc.KeyVerifyFilesystem,
 		)
@@ -430,7 +432,7 @@ func (n *Service) ensureEncryptedFilesystem(
 	}
 	if content.Empty() {
 		return "", rpc.FailedPrecondition(
-			"volume %s: encrypted disk %s has no filesystem inside, and was used before: the plugin formats only what was never used: use the volume as raw block, or use another volume",
+			"volume %s: encrypted disk %s was used before and has no filesystem inside: use the volume as raw block, or use another volume",
 			volume.id,
 			dev,
 		)
@@ -438,9 +440,8 @@ func (n *Service) ensureEncryptedFilesystem(
 	return n.checkFilesystem(ctx, volume, inside, content, wanted)
 }
 
-// checkNeverWritten rejects an encrypted disk into which something was written, although the label of its header says
-// that nothing was: somebody has put back an old header. What an mkfs leaves that did not end, or was never followed by a
-// mount, does not count.
+// checkNeverWritten rejects an encrypted disk with data whose label says "unformatted": an old header was restored. The
+// remains of an mkfs that did not end, or was never followed by a mount, are allowed.
 func (n *Service) checkNeverWritten(ctx context.Context, volume nodeVolume, dev, inside device.Device) error {
 	content, err := device.Probe(ctx, inside)
 	if err != nil {
@@ -460,12 +461,12 @@ func (n *Service) checkNeverWritten(ctx context.Context, volume nodeVolume, dev,
 		RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
 	})
 	if errors.Is(err, device.ErrNotBlank) {
+		n.log.Info("an encrypted disk holds data", "volume_id", volume.id.String(), "error", err)
 		return rpc.FailedPrecondition(
-			"volume %s: the header of encrypted disk %s says that it was never used, and it holds data: put back the right header, or if this is it, run cryptsetup config --label= %s: %w",
+			"volume %s: encrypted disk %s is labelled unused but holds data: restore its header, or clear the label with cryptsetup config --label= %s",
 			volume.id,
 			dev,
 			dev.Path,
-			err,
 		)
 	}
 	return err
@@ -527,8 +528,8 @@ func (n *Service) letGoOfMapping(
 	return copies, n.closeMapping(ctx, mapping, len(copies) > 0)
 }
 
-// closeOrphans closes the volume's mappings that cannot be used: one that a killed cryptsetup left unfinished, and those
-// of disks that have left the guest, at the latest when their last users have gone.
+// closeOrphans closes the volume's mappings that cannot be used: one that a killed cryptsetup left unfinished, and
+// those of disks that have left the guest, at the latest when their last users have gone.
 func (n *Service) closeOrphans(ctx context.Context, id uuid.UUID) error {
 	all, err := n.devices.MappingsOf(id)
 	if err != nil {

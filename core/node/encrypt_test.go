@@ -25,9 +25,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// The tests of this file go as far as a kernel without device-mapper allows: up to the mapping. The simulated guest's /sys
-// shows no mapping either. So a stage that does everything right ends with FAILED_PRECONDITION, or with INTERNAL where the
-// kernel could open the disk. The rest is in test/vm.
+// The tests of this file go as far as a kernel without device-mapper allows: up to the mapping. The simulated guest's
+// /sys shows no mapping either. So a stage that does everything right ends with FAILED_PRECONDITION, or with INTERNAL
+// where the kernel could open the disk. The rest is in test/vm.
 
 func encryptedRig(t *testing.T) *nodeRig {
 	t.Helper()
@@ -145,7 +145,7 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 	}{
 		{"a filesystem of this volume", func(r *nodeRig, v *volume) {
 			r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v))
-		}, "neither encrypted nor used in clear"},
+		}, "should be encrypted but holds"},
 		{"data where the filesystem inside would begin", func(r *nodeRig, v *volume) { r.poke(v, 16<<20+1030, "data") }, "refusing to format"},
 		{"data in the first MiB", func(r *nodeRig, v *volume) { r.poke(v, 600<<10, "data") }, "refusing to format"},
 		{"a snapshot with data in the middle", func(r *nodeRig, v *volume) {
@@ -154,7 +154,7 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 		}, "refusing to format"},
 		{"another volume's header", func(r *nodeRig, v *volume) {
 			r.luksFormat(v, luks.HeaderUUID(uuid.New()).String(), "secret")
-		}, "belongs to another volume"},
+		}, `set verifyFilesystem: "false" in the volume's context`},
 		{"a user's header", func(r *nodeRig, v *volume) { r.luksFormat(v, uuid.NewString(), "secret") }, "belongs to another volume"},
 		{"no publish context", func(_ *nodeRig, v *volume) { v.publish = nil }, "publish the volume through the controller"},
 		{"a publish context of a plain disk", func(_ *nodeRig, v *volume) { delete(v.publish, rpc.KeyEncryption) }, "publish the volume through the controller"},

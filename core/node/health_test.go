@@ -89,7 +89,9 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		{"controller not live", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
 			r.setState(v, "resetting")
 		}, []string{"INACCESSIBLE ControllerNotLive"}},
-		{"read errors", filesystemVolume("ext4", writer), func(r *nodeRig, v *volume) {
+		// An ext4 initialises itself in the background for a while. If that meets a read error,
+		// the filesystem reports it too.
+		{"read errors", filesystemVolume("xfs", writer), func(r *nodeRig, v *volume) {
 			coretest.Must(r.t, os.Truncate(r.path("disks/"+v.id+".disk"), 0))
 		}, []string{"INACCESSIBLE DiskNotReadable"}},
 		{"ext4 with damage, still writable", filesystemVolume("ext4", writer), (*nodeRig).breakFilesystem, []string{"DATA_LOSS FilesystemCorrupted"}},
@@ -293,6 +295,9 @@ func TestNodeGetStorageHealth(t *testing.T) {
 	r.setState(v, "live")
 	r.setState(w, "live")
 	r.plugDuplicate()
+	if counts, err := r.service.Volumes(); err != nil || counts.FunctionsNotReady != 1 {
+		t.Errorf("the metrics have %+v, error %v: want a function that is not ready", counts, err)
+	}
 	messages = want("STORAGE_DEGRADED FunctionNotUp")
 	if !strings.Contains(strings.Join(messages, " "), "0000:00:15.0") {
 		t.Errorf("%q does not name the PCI function", messages)

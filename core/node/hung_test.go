@@ -58,7 +58,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 	r := newNodeRig(t, func(opts *node.Options) { opts.AnswerTimeout = bound })
 	capability := filesystemVolume("ext4", writer)
 	hung, other := r.newVolume(diskA), r.newVolume(diskB)
-	coretest.Must(t, r.stage(hung, capability)) // a second stage must read it
+	coretest.Must(t, r.stage(hung, capability)) // so the next stage finds a filesystem, and reads the disk
 	coretest.Must(t, r.unstage(hung))
 	release := r.hang(hung)
 
@@ -105,7 +105,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 		}
 		_, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		coretest.Must(t, err)
-		if _, _, _, err := r.service.Volumes(); err != nil {
+		if _, err := r.service.Volumes(); err != nil {
 			t.Error(err)
 		}
 		coretest.Must(t, r.unpublish(other, "target"))
@@ -122,7 +122,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 	r.wantMounts()
 }
 
-// A btrfs is staged although another disk hangs, which cannot be asked for its UUID.
+// A btrfs is staged although another disk hangs, so that the UUID of its filesystem cannot be read.
 func TestNodeStageBtrfsWithADiskThatDoesNotAnswer(t *testing.T) {
 	r := newNodeRig(t, func(opts *node.Options) { opts.AnswerTimeout = 500 * time.Millisecond })
 	capability := filesystemVolume("btrfs", writer)
@@ -137,8 +137,8 @@ func TestNodeStageBtrfsWithADiskThatDoesNotAnswer(t *testing.T) {
 	coretest.Must(t, r.unstage(other))
 }
 
-// The health of a mounted volume whose disk hangs is known within a bound, also when it is asked again, and no thread of
-// the plugin waits for the disk.
+// The health of a mounted volume whose disk hangs is known within a bound, also when it is asked again, and no thread
+// of the plugin waits for the disk.
 func TestNodeGetVolumeHealthOfAHungDisk(t *testing.T) {
 	r := newNodeRig(t)
 	v := r.newVolume(diskA)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
@@ -26,34 +27,39 @@ func isVolumeDisk(records []volumerecord.Record, disk device.Disk) bool {
 		slices.ContainsFunc(records, func(r volumerecord.Record) bool { return r.Serial == disk.Serial })
 }
 
-// Volumes counts this guest's disks that are volumes, how many of them are mounted, and how many unstaged volumes have
-// read-only copies of their mount in other mount namespaces. It reads /sys, the records and the mount table. It opens
-// only the disks of unstaged volumes, and forgets those that are free now.
-func (n *Service) Volumes() (attached, mounted, lingering int, err error) {
+// Volumes counts this guest's disks that are volumes, how many of them are mounted, how many unstaged volumes have
+// read-only copies of their mount in other mount namespaces, and the NVMe functions that are not ready. It reads /sys,
+// the records and the mount table. It opens only the disks of unstaged volumes, and forgets those that are free now.
+func (n *Service) Volumes() (counts metrics.NodeVolumes, err error) {
 	disks, err := n.devices.Disks()
 	if err != nil {
-		return 0, 0, 0, err
+		return counts, err
 	}
 	table, err := mount.ReadTable()
 	if err != nil {
-		return 0, 0, 0, err
+		return counts, err
 	}
+	notReady, err := n.devices.FunctionsNotReadyNow()
+	if err != nil {
+		return counts, err
+	}
+	counts.FunctionsNotReady = len(notReady)
 	records := n.records.List()
 	for _, disk := range disks {
 		if !isVolumeDisk(records, disk) {
 			continue
 		}
-		attached++
+		counts.Attached++
 		if len(table.OfDevice(disk.Number)) > 0 {
-			mounted++
+			counts.Mounted++
 		}
 	}
 	for _, record := range records {
 		if record.Step == volumerecord.Lingering && n.lingers(record) {
-			lingering++
+			counts.Lingering++
 		}
 	}
-	return attached, mounted, lingering, nil
+	return counts, nil
 }
 
 // ownership says whether a mount belongs to a volume, as far as the plugin can know.

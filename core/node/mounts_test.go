@@ -632,7 +632,8 @@ func TestNodeStageWithOtherFlags(t *testing.T) {
 }
 
 // A volume is deleted while this node still has its record, for example because its stage failed and nothing unstaged
-// it. A new volume of the same name has the same disk name, and so the same serial. The old record does not keep it here.
+// it. A new volume of the same name has the same disk name, and so the same serial.
+// The old record does not keep it here.
 func TestNodeDiskNameOfADeletedVolume(t *testing.T) {
 	t.Parallel()
 	const first = "00000000-0000-4000-8000-000000000000" // so the old record is the first one

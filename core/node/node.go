@@ -220,8 +220,8 @@ func volumeAt(table mount.Table, id uuid.UUID, path string) (mount.Entry, error)
 	return entry, nil
 }
 
-// isVolume reports whether a mount can be a volume: a bound device node, or a supported filesystem, of a whole NVMe disk
-// or of an encrypted volume's mapping. A user's own mount from a user's own disk looks the same.
+// isVolume reports whether a mount can be a volume: a bound device node, or a supported filesystem, of a whole NVMe
+// disk or of an encrypted volume's mapping. A user's own mount from a user's own disk looks the same.
 func isVolume(entry mount.Entry) bool {
 	source := path.Base(entry.Source)
 	return entry.Block() ||

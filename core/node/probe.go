@@ -19,8 +19,8 @@ import (
 const probeTimeout = 2 * time.Second
 
 // probes reads disks and filesystems that may never answer. A child process reads the disk first, because a read from a
-// disk that hangs cannot be cancelled. The disk can stop answering after that, and then the probe hangs in this process.
-// So at most one probe runs for each disk, and other callers wait for the same probe.
+// disk that hangs cannot be cancelled. The disk can stop answering after that, and then the probe hangs in this
+// process. So at most one probe runs for each disk, and other callers wait for the same probe.
 type probes struct {
 	mu      sync.Mutex
 	running map[device.Number]*probe

@@ -85,10 +85,9 @@ func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
 			continue
 		}
 		return rpc.FailedPrecondition(
-			"volume %s cannot be staged from %s: this node holds disk %q as volume %s: unstage that first, or correct the wrong %s",
+			"volume %s cannot be staged from %s: this node holds it as volume %s: unstage that first, or correct the wrong %s",
 			volume.id,
 			dev,
-			record.Serial,
 			record.Volume,
 			rpc.KeyDiskName,
 		)
@@ -101,8 +100,8 @@ func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
 const exclusiveWait = time.Second
 
 // checkForeignUser rejects a disk in foreign use: one that is mounted in another mount namespace, or held by
-// LVM, md or another program. The one holder that is no reason to refuse is the volume's own filesystem, if read-only
-// copies of its mount have outlived an unstage. Then checkForeignUser returns one of these copies.
+// LVM, md or another program. The volume's own filesystem may hold the disk if read-only copies of its mount have
+// outlived an unstage. Then checkForeignUser returns one of these copies.
 func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *mount.Copy, err error) {
 	for end := time.Now().Add(exclusiveWait); ; time.Sleep(10 * time.Millisecond) {
 		if err := volume.content(dev).CheckUnused(); !errors.Is(err, device.ErrInUse) {

@@ -273,7 +273,11 @@ func (n *Service) mountAgain(
 	if err != nil {
 		return "", err
 	}
-	n.log.Info("mounting a filesystem of which read-only copies remain", "volume_id", volume.id.String())
+	n.log.Info(
+		"mounting a filesystem that other mount namespaces still have mounted read-only",
+		"volume_id",
+		volume.id.String(),
+	)
 	if options.ReadOnly() {
 		return fsType, mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options)
 	}
@@ -524,19 +528,10 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	} else if own != nil {
 		return foreignUser(volume, dev, own.String())
 	}
-	// From now on the workload owns the disk's bytes, so the traces of an interrupted format, check or growth mean nothing.
 	content := volume.content(dev)
 	if !volume.readOnly {
-		if err := n.formatter.RemoveMarkerAndRecord(volume.id, content); err != nil {
+		if err := n.removeTraces(ctx, volume, dev, content); err != nil {
 			return err
-		}
-		if err := device.RemoveWorkMarker(content); err != nil {
-			return err
-		}
-		if volume.unformatted {
-			if err := n.luks.ClearLabel(ctx, dev); err != nil {
-				return err
-			}
 		}
 	}
 	if err := makeBlockStagingFolder(staging, file); err != nil {
@@ -549,6 +544,21 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 		return err
 	}
 	return bindVerified(dev, content.Path, file, false)
+}
+
+// removeTraces removes what an interrupted format, check or growth left on a disk and in the records. From now on the
+// workload owns the disk's bytes, so the traces mean nothing.
+func (n *Service) removeTraces(ctx context.Context, volume nodeVolume, dev, content device.Device) error {
+	if err := n.formatter.RemoveMarkerAndRecord(volume.id, content); err != nil {
+		return err
+	}
+	if err := device.RemoveWorkMarker(content); err != nil {
+		return err
+	}
+	if !volume.unformatted {
+		return nil
+	}
+	return n.luks.ClearLabel(ctx, dev)
 }
 
 // makeBlockStagingFolder makes sure that the staging path is a folder which contains nothing, except perhaps the

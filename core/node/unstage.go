@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 )
 
@@ -60,7 +60,7 @@ func (n *Service) NodeUnstageVolume(
 // not keep a volume on this node, so they go on without the lock file if there is none.
 func (n *Service) lockVolumeToLeave(ctx context.Context, volume uuid.UUID) (context.Context, func(), error) {
 	locked, release, err := n.lockVolume(ctx, volume)
-	if errors.Is(err, volumelock.ErrState) {
+	if errors.Is(err, statefile.ErrFolder) {
 		n.log.Warn("going on without the volume's lock, to let the disk go", "volume_id", volume.String(), "error", err)
 		return ctx, func() {}, nil
 	}
@@ -132,7 +132,8 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 
 // heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if
 // there is none. Evidence, in this order: the volume's record; without one, or if its disk is gone, what is mounted at
-// the staging path; the open mapping of an encrypted disk. If the record cannot be read, every disk may be the volume's.
+// the staging path; the open mapping of an encrypted disk. If the record cannot be read, every disk may be the
+// volume's.
 func (n *Service) heldDisk(ctx context.Context, l leaving) (*volumerecord.Record, device.Device, error) {
 	record, unreadable := n.records.Read(l.id)
 	if record != nil {
@@ -358,7 +359,7 @@ func (n *Service) stopWrites(
 // keepLingering keeps the record of a volume that was unstaged while read-only copies of its mount remain.
 func (n *Service) keepLingering(held volumerecord.Record, copies []mount.Copy) {
 	n.log.Warn(
-		"unstaged a volume of which read-only copies remain in other mount namespaces: no program can write to the disk",
+		"unstaged; other mount namespaces still have it mounted read-only, so nothing can write",
 		"volume_id",
 		held.Volume.String(),
 		"copies",

@@ -28,8 +28,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
-// In these tests somebody keeps a volume's disk in use while the volume is unstaged. An orchestrator repeats an RPC that
-// failed, so each refused call is made again, and once more to another process of the plugin.
+// In these tests a program keeps a volume's disk in use while the volume is unstaged. An orchestrator repeats an RPC
+// that failed, so each refused call is made again, and once more to another process of the plugin.
 
 // impatient returns a rig whose Node service does not wait for holders.
 func impatient(t *testing.T) *nodeRig {
@@ -112,7 +112,8 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	})
 }
 
-// A user has made partitions on a raw block volume. An exclusive open of the disk succeeds while a program writes to one.
+// A user has made partitions on a raw block volume. An exclusive open of the disk succeeds while a program writes to
+// one.
 func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(r *nodeRig, v *volume){
@@ -178,8 +179,8 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	}
 }
 
-// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which stays
-// writable for a program that is in it already.
+// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which
+// stays writable for a program that is in it already.
 func TestUnstageWithACoveredCopy(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 4 * time.Second }) // longer than copies may stay
@@ -215,14 +216,14 @@ func TestUnstageWithReadOnlyCopies(t *testing.T) {
 			if err := os.WriteFile(inCopy, nil, 0o600); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing through the copy: %v, want EROFS", err)
 			}
-			if !strings.Contains(r.log.String(), "read-only copies") {
+			if !strings.Contains(r.log.String(), "still have it mounted read-only") {
 				t.Error("the log has no warning")
 			}
 			lingering := func() int {
 				t.Helper()
-				_, _, lingering, err := r.service.Volumes()
+				counts, err := r.service.Volumes()
 				coretest.Must(t, err)
-				return lingering
+				return counts.Lingering
 			}
 			if lingering() != 1 {
 				t.Errorf("%d volumes linger, want 1", lingering())

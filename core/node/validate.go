@@ -129,7 +129,7 @@ func checkBlockStaging(req interface {
 	)
 }
 
-// checkSeparate rejects a target path and a staging path of which one is inside the other, or the same: a mount at one
+// checkSeparate rejects a target path and a staging path that are the same, or one inside the other: a mount at one
 // would hide the other.
 func checkSeparate(staging, target string) error {
 	staging, target = filepath.Clean(staging)+"/", filepath.Clean(target)+"/"

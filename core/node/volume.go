@@ -26,6 +26,8 @@ type nodeVolume struct {
 	diskName string
 	// sizeBytes is 0 if no context contains the size.
 	sizeBytes int64
+	// firstBytes is the size of the volume's first disk, or 0 if no context contains it.
+	firstBytes int64
 	// attached says that the request has a publish context, which contains what the rack said when it attached the
 	// disk. A disk without a publish context is never formatted.
 	attached bool
@@ -56,7 +58,7 @@ type nodeVolume struct {
 
 // expectedDisk describes the volume's disk among the guest's disks.
 func (v nodeVolume) expectedDisk() device.ExpectedDisk {
-	return device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes}
+	return device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes, FirstBytes: v.firstBytes}
 }
 
 // acceptsFilesystem reports whether the volume's disk may have a filesystem with this UUID.
@@ -118,30 +120,15 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 		}
 		v.attached = true
 	}
-	if size := cmp.Or(publishContext[rpc.KeySizeBytes], volumeContext[rpc.KeySizeBytes]); size != "" {
-		if v.sizeBytes, err = strconv.ParseInt(size, 10, 64); err != nil || v.sizeBytes <= 0 {
-			return nodeVolume{}, rpc.InvalidArgument("context key %s: %q is not a size in bytes", rpc.KeySizeBytes, size)
-		}
-	}
-	readOnly, verify := publishContext[rpc.KeyReadOnly], volumeContext[rpc.KeyVerifyFilesystem]
-	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
-	err = rpc.FirstError(
-		checkBool(rpc.KeyReadOnly, readOnly),
-		checkBool(rpc.KeyRawBlock, rawBlock),
-		checkBool(rpc.KeyVerifyFilesystem, verify),
-	)
-	if err != nil {
+	if v.sizeBytes, v.firstBytes, err = parseSizes(publishContext, volumeContext); err != nil {
 		return nodeVolume{}, err
 	}
-	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
-	for _, given := range []string{publishContext[rpc.KeyEncryption], volumeContext[rpc.KeyEncryption]} {
-		if given != "" && given != rpc.EncryptionLUKS2 {
-			return nodeVolume{}, rpc.InvalidArgument(
-				"context key %s: %.70q is not %s", rpc.KeyEncryption, given, rpc.EncryptionLUKS2)
-		}
-		v.encrypted = v.encrypted || given != ""
+	if err := v.parseSwitches(publishContext, volumeContext); err != nil {
+		return nodeVolume{}, err
 	}
-	v.mayEncrypt = publishContext[rpc.KeyEncryption] != ""
+	if err := v.parseEncryption(publishContext, volumeContext); err != nil {
+		return nodeVolume{}, err
+	}
 	if v.fsLineage, err = parseLineage(publishContext[rpc.KeyFSLineage]); err != nil {
 		return nodeVolume{}, err
 	}
@@ -149,6 +136,57 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 		return nodeVolume{}, err
 	}
 	return v, nil
+}
+
+func (v *nodeVolume) parseSwitches(publishContext, volumeContext map[string]string) error {
+	readOnly, verify := publishContext[rpc.KeyReadOnly], volumeContext[rpc.KeyVerifyFilesystem]
+	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
+	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
+	return rpc.FirstError(
+		checkBool(rpc.KeyReadOnly, readOnly),
+		checkBool(rpc.KeyRawBlock, rawBlock),
+		checkBool(rpc.KeyVerifyFilesystem, verify),
+	)
+}
+
+func (v *nodeVolume) parseEncryption(publishContext, volumeContext map[string]string) error {
+	for _, given := range []string{publishContext[rpc.KeyEncryption], volumeContext[rpc.KeyEncryption]} {
+		if given != "" && given != rpc.EncryptionLUKS2 {
+			return rpc.InvalidArgument(
+				"context key %s: %.70q is not %s", rpc.KeyEncryption, given, rpc.EncryptionLUKS2)
+		}
+		v.encrypted = v.encrypted || given != ""
+	}
+	v.mayEncrypt = publishContext[rpc.KeyEncryption] != ""
+	return nil
+}
+
+// parseSizes returns the least size of the volume's disk, and the size of its first disk. The volume context has that
+// if the publish context does not. Each is 0 if it is unknown.
+func parseSizes(publishContext, volumeContext map[string]string) (least, first int64, err error) {
+	created := volumeContext[rpc.KeySizeBytes]
+	least, err = parseSize(rpc.KeySizeBytes, cmp.Or(publishContext[rpc.KeySizeBytes], created))
+	if err != nil {
+		return 0, 0, err
+	}
+	if grown := publishContext[rpc.KeyFirstBytes]; grown != "" {
+		first, err = parseSize(rpc.KeyFirstBytes, grown)
+	} else {
+		first, err = parseSize(rpc.KeySizeBytes, created)
+	}
+	return least, first, err
+}
+
+// parseSize parses the value of a key that is a size in bytes or missing, which is 0.
+func parseSize(key, value string) (int64, error) {
+	if value == "" {
+		return 0, nil
+	}
+	size, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || size <= 0 {
+		return 0, rpc.InvalidArgument("context key %s: %q is not a size in bytes", key, value)
+	}
+	return size, nil
 }
 
 // checkBool checks the value of a key that is true, false or missing.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 )
 
@@ -20,10 +21,10 @@ func TestNodeVolumes(t *testing.T) {
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
 		want := func(when string, attached, mounted int) {
 			t.Helper()
-			gotAttached, gotMounted, _, err := r.service.Volumes()
+			counts, err := r.service.Volumes()
 			coretest.Must(r.t, err)
-			if gotAttached != attached || gotMounted != mounted {
-				r.t.Errorf("%s: %d attached, %d mounted; want %d and %d", when, gotAttached, gotMounted, attached, mounted)
+			if want := (metrics.NodeVolumes{Attached: attached, Mounted: mounted}); counts != want {
+				r.t.Errorf("%s: %+v, want %+v", when, counts, want)
 			}
 		}
 		want("attached", 1, 0)
@@ -43,7 +44,7 @@ func TestNodeVolumes(t *testing.T) {
 		coretest.Must(r.t, r.unstage(own))
 	})
 	broken := node.New(node.Options{Devices: device.Roots{Dev: t.TempDir(), Sys: t.TempDir()}, Log: coretest.DiscardLog()})
-	if attached, mounted, _, err := broken.Volumes(); err == nil {
-		t.Errorf("a guest without /sys has %d disks attached, %d mounted", attached, mounted)
+	if counts, err := broken.Volumes(); err == nil {
+		t.Errorf("a guest without /sys has %+v", counts)
 	}
 }

@@ -14,6 +14,8 @@ import (
 // AccessToken describes a token, without the credentials.
 type AccessToken struct {
 	ID string
+	// Created is zero if the rack does not tell.
+	Created time.Time
 	// Expires is zero for a token that never expires.
 	Expires time.Time
 }
@@ -51,6 +53,9 @@ func (c *Client) AccessTokens(ctx context.Context) ([]AccessToken, error) {
 
 func accessTokenFrom(token *oxide.DeviceAccessToken) AccessToken {
 	described := AccessToken{ID: token.Id}
+	if token.TimeCreated != nil {
+		described.Created = *token.TimeCreated
+	}
 	if token.TimeExpires != nil {
 		described.Expires = *token.TimeExpires
 	}

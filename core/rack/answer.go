@@ -20,9 +20,9 @@ import (
 // descriptions has less than 1 MiB.
 const maxAnswer = 8 << 20
 
-// boundedAnswers reads each answer to its end. An answer that was cut off is an error, as no answer is. It limits the size
-// of answers, so that a broken server cannot use up the memory. It also rejects the success of a deletion that no rack
-// would answer: a deletion has no body that could be compared with what was asked.
+// boundedAnswers reads each answer to its end. An answer that was cut off is an error, as no answer is. It limits the
+// size of answers, so that a broken server cannot use up the memory. It also rejects the success of a deletion that no
+// rack would answer: a deletion has no body that could be compared with what was asked.
 type boundedAnswers struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = boundedAnswers{}
@@ -71,8 +71,8 @@ func (c *Client) checkAnswer(got, asked identity, doing string, args ...any) err
 	return fmt.Errorf("rack %q: %s: %w: %s", c.name, fmt.Sprintf(doing, args...), errAnswer, wrong)
 }
 
-// checkDisk is [Client.checkAnswer] for a disk. It also rejects a disk without a state: a disk without an instance would
-// count as detached.
+// checkDisk is [Client.checkAnswer] for a disk. It also rejects a disk without a state: a disk without an instance
+// would count as detached. The disk that it returns has the ID of its volume.
 func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (Disk, error) {
 	if err := c.checkAnswer(identity{d.ID, d.Name, d.ProjectID}, asked, doing, args...); err != nil {
 		return Disk{}, err
@@ -88,6 +88,19 @@ func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (D
 			d.InstanceID,
 		)
 	}
+	return c.asVolume(d), nil
+}
+
+// lookedUp is [Client.checkDisk] for a disk that the caller works on. It returns [ErrFormat] for one whose description
+// it would misread.
+func (c *Client) lookedUp(d Disk, asked identity, doing string, args ...any) (Disk, error) {
+	d, err := c.checkDisk(d, asked, doing, args...)
+	if err == nil {
+		err = checkFormat(fmt.Sprintf("rack %q: disk %q", c.name, d.Name), d.Description)
+	}
+	if err != nil {
+		return Disk{}, err
+	}
 	return d, nil
 }
 
@@ -97,17 +110,22 @@ func (c *Client) checkDisks(items []oxide.Disk, doing string, args ...any) ([]Di
 		return nil, err
 	}
 	disks := convert(items, diskFrom)
-	for _, disk := range disks {
-		if _, err := c.checkDisk(disk, identity{}, doing, args...); err != nil {
+	for i, disk := range disks {
+		var err error
+		if disks[i], err = c.checkDisk(disk, identity{}, doing, args...); err != nil {
 			return nil, err
 		}
 	}
 	return disks, nil
 }
 
-// checkSnapshot is [Client.checkAnswer] for a snapshot.
+// checkSnapshot is [Client.checkAnswer] for a snapshot. It returns [ErrFormat] for one whose description it would
+// misread.
 func (c *Client) checkSnapshot(s Snapshot, asked identity, doing string, args ...any) (Snapshot, error) {
 	if err := c.checkAnswer(identity{s.ID, s.Name, s.ProjectID}, asked, doing, args...); err != nil {
+		return Snapshot{}, err
+	}
+	if err := checkFormat(fmt.Sprintf("rack %q: snapshot %q", c.name, s.Name), s.Description); err != nil {
 		return Snapshot{}, err
 	}
 	return s, nil

@@ -104,11 +104,11 @@ func (a caller) checkIdle() {
 	}
 }
 
-func newCaller(t *testing.T, patience time.Duration) (caller, *server) {
+func newCaller(t *testing.T, maxWait time.Duration) (caller, *server) {
 	t.Helper()
 	s := newServer()
 	a := caller{t: t, reads: newReadCoalescer(s)}
-	a.reads.maxWait = patience
+	a.reads.maxWait = maxWait
 	t.Cleanup(a.checkIdle)
 	return a, s
 }

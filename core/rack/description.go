@@ -7,6 +7,7 @@ package rack
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,6 +39,12 @@ type Description struct {
 	RawBlock bool `json:"raw,omitempty"`
 	// LUKS is the version of LUKS with which a node encrypts the disk, 2, or 0. A snapshot has that of its disk.
 	LUKS int `json:"luks,omitempty"`
+	// Volume is the ID of the volume, for a disk that replaced the volume's first disk and for a snapshot of such a disk.
+	// CreatedBytes, SourceSnapshot and SourceImage are the size and the source of the first disk.
+	Volume         string `json:"vol,omitempty"`
+	CreatedBytes   int64  `json:"size,omitempty"`
+	SourceSnapshot string `json:"src,omitempty"`
+	SourceImage    string `json:"img,omitempty"`
 	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, for people. It may be cut or left out.
@@ -68,7 +75,7 @@ func NewTemporaryDescription(cluster, volume string, lineage []string) Descripti
 
 func describe(kind diskname.Kind, cluster, name string) Description {
 	sum := diskname.Hash(kind, cluster, name)
-	return Description{Version: 1, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
+	return Description{Version: format, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
 }
 
 // A lineage has at most lineageLength disks: a description has room for no more beside the longest cluster ID. A
@@ -97,8 +104,8 @@ func Lineage(diskID string, ancestors []string) []string {
 	return lineage
 }
 
-// Encode returns the text for the rack, at most 480 bytes, see descriptionBytes. If it is too long, the fields for people are cut between
-// characters or dropped, the claim first.
+// Encode returns the text for the rack, at most 480 bytes, see descriptionBytes. If it is too long, the fields for
+// people are cut between characters or dropped, the claim first.
 func (d Description) Encode() string {
 	for {
 		text := d.marshal()
@@ -151,10 +158,33 @@ func FullNames(kind diskname.Kind, text string) (name, claim string) {
 	return name, claim
 }
 
-// ParseDescription reads a description that this plugin wrote. It returns false for any other text.
+// format is the version of the format of descriptions and records. A later version of the plugin that writes something
+// which this one would misread writes a higher version, and keeps the fields v and cluster.
+const format = 1
+
+// ErrFormat means that a newer version of the plugin wrote the description or the record, in a format that this version
+// would misread.
+var ErrFormat = errors.New("was written by a newer version of the plugin, upgrade this one")
+
+// checkFormat returns [ErrFormat] for the text of a newer format, with the name of the object that has it.
+func checkFormat(object, text string) error {
+	var written struct {
+		Version int    `json:"v"`
+		Cluster string `json:"cluster"`
+	}
+	if !strings.HasPrefix(text, "{") || json.Unmarshal([]byte(text), &written) != nil ||
+		written.Cluster == "" || written.Version <= format {
+		return nil
+	}
+	return fmt.Errorf("%s has format %d, not %d: it %w", object, written.Version, format, ErrFormat)
+}
+
+// ParseDescription reads a description that this plugin wrote. It returns false for any other text, also for that of a
+// newer format: in a list, such a disk or snapshot has no owner, so nothing deletes it. A lookup returns [ErrFormat].
 func ParseDescription(text string) (Description, bool) {
 	var d Description
-	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Version < 1 || d.Cluster == "" || d.Hash == "" {
+	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Version < 1 || d.Version > format || d.Cluster == "" ||
+		d.Hash == "" {
 		return Description{}, false
 	}
 	return d, true

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 // These vectors are permanent: a plugin with other names would not find the existing volumes.
@@ -38,6 +39,11 @@ func TestNamesArePermanent(t *testing.T) {
 		}
 		if got := NewDescription(test.cluster, test.volume, test.claim).Encode(); got != test.description {
 			t.Errorf("description of %q in %q is\n%s, want\n%s", test.volume, test.cluster, got, test.description)
+		}
+		if test.claim == "" {
+			pages.Shows(t, "../../docs/reference/formats.md", test.name)
+		} else {
+			pages.Shows(t, "../../docs/reference/formats.md", test.description)
 		}
 	}
 }
@@ -70,6 +76,11 @@ func TestNamesOfSnapshotsArePermanent(t *testing.T) {
 		}
 		if test.description != test.wantDescription {
 			t.Errorf("%s: description\n%s, want\n%s", test.what, test.description, test.wantDescription)
+		}
+		if test.what == "a clone" {
+			pages.Shows(t, "../../docs/reference/formats.md", test.wantDescription)
+		} else {
+			pages.Shows(t, "../../docs/reference/formats.md", test.wantName)
 		}
 	}
 }
@@ -169,6 +180,41 @@ func TestEncryptedDescriptionFits(t *testing.T) {
 	short.LUKS = 2
 	if text := short.Encode(); !strings.Contains(text, `,"luks":2,"name":"v"}`) {
 		t.Errorf("the permanent field is missing: %s", text)
+	}
+}
+
+// The description of a larger disk says all that the old one said, beside the volume ID and the source, and fits. The
+// longest lineage loses ancestors from its middle: the first is the source of a clone, and the filesystem was made on
+// the last ones.
+func TestSuccessorDescriptionFits(t *testing.T) {
+	const rackLimit = 512
+	var lineage []string
+	for range 2 * lineageLength {
+		lineage = Lineage(uuid.NewString(), lineage)
+	}
+	old := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
+	old.Lineage, old.Clone, old.RawBlock, old.LUKS = lineage, true, true, 2
+	disk := Disk{
+		VolumeID: uuid.NewString(), ID: uuid.NewString(), Description: old.Encode(),
+		SizeBytes: 1023 << 30, CreatedBytes: 1022 << 30, SnapshotID: uuid.NewString(),
+	}
+	text := SuccessorDescription(disk).Encode()
+	got, ours := ParseDescription(text)
+	if len(text) > rackLimit || !ours || !got.SameObject(old) {
+		t.Fatalf("%d bytes, ours %t: %s", len(text), ours, text)
+	}
+	if got.Volume != disk.VolumeID || got.CreatedBytes != disk.CreatedBytes || got.SourceSnapshot != disk.SnapshotID ||
+		!got.Clone || !got.RawBlock || got.LUKS != 2 {
+		t.Errorf("the description has lost a field: %+v", got)
+	}
+	if n := len(got.Lineage); n < 2 || n > len(lineage) || got.Lineage[0] != lineage[0] ||
+		got.Lineage[n-1] != lineage[len(lineage)-1] {
+		t.Errorf("the lineage %v was shortened to %v", lineage, got.Lineage)
+	}
+	// The second growth changes nothing but the sizes.
+	disk.Description = text
+	if diff := cmp.Diff(got.Lineage, SuccessorDescription(disk).Lineage); diff != "" {
+		t.Errorf("a second growth shortens the lineage (-want +got):\n%s", diff)
 	}
 }
 

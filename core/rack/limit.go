@@ -24,11 +24,12 @@ const urgentCalls = 4
 type urgentKey struct{}
 
 // Urgent returns a context whose calls do not wait behind those of other contexts, unless many urgent calls are under
-// way. It is for few calls, one after the other, that must not fail because orchestrators ask for more than a rack can do.
+// way. It is for few calls, one after the other, that must not fail because orchestrators ask for more than a rack can
+// do.
 func Urgent(ctx context.Context) context.Context { return context.WithValue(ctx, urgentKey{}, true) }
 
-// limiter bounds the calls that are under way. Of the calls that wait, the next is one of the RPC that arrived first, see
-// [rpc.WithArrival]. If each call waited behind all earlier ones, many RPCs with several calls each would all reach
+// limiter bounds the calls that are under way. Of the calls that wait, the next is one of the RPC that arrived first,
+// see [rpc.WithArrival]. If each call waited behind all earlier ones, many RPCs with several calls each would all reach
 // their deadlines, and none would end. A call waits until the end of its context: a call whose caller has gone costs
 // the rack nothing.
 type limiter struct {
@@ -61,6 +62,15 @@ func (l *limiter) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	defer release()
 	return l.next.RoundTrip(req)
+}
+
+// Calls returns how many calls of this rack are under way, and how many wait until one of them ends. Urgent calls that
+// wait are not counted.
+func (c *Client) Calls() (underWay, waiting int) {
+	l := c.limiter
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maxCalls - urgentCalls - l.free + len(l.urgent), len(l.waiting)
 }
 
 func (l *limiter) acquireUrgent(ctx context.Context) error {

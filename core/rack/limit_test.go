@@ -89,8 +89,15 @@ func TestOverloadEndsInOrder(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
+		places := maxCalls - urgentCalls
+		if underWay, waiting := client.Calls(); underWay != places || waiting != calls-places {
+			t.Errorf("%d calls are under way and %d wait, want %d and %d", underWay, waiting, places, calls-places)
+		}
 		for range calls {
 			must(t, <-results)
+		}
+		if underWay, waiting := client.Calls(); underWay != 0 || waiting != 0 {
+			t.Errorf("at the end %d calls are under way and %d wait", underWay, waiting)
 		}
 		if rack.highest > maxCalls {
 			t.Errorf("%d calls were under way, want at most %d", rack.highest, maxCalls)
@@ -181,8 +188,8 @@ func TestRepetitionsHaveABudget(t *testing.T) {
 	})
 }
 
-// Callers that repeat their calls for ever keep the queue full. The calls that bring an instance back still get through:
-// a tick of the restart engine has 15 s for a few calls.
+// Callers that repeat their calls for ever keep the queue full. The calls that bring an instance back still get
+// through: a tick of the restart engine has 15 s for a few calls.
 func TestOverloadDoesNotKeepAnInstanceDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, _ := newSlowClient(t)

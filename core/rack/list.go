@@ -31,16 +31,21 @@ type Cursor struct {
 // disks the caller needs, 0 for all: it sets the page size. An error ends the list; a list without an error is
 // complete.
 func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[ListItem[Disk], error] {
-	return list(func(d Disk) string { return d.ID }, from, wanted, func(token string, limit int) ([]Disk, string, error) {
-		page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
-			Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
-		})
-		if err != nil {
-			return nil, "", c.translate(ctx, err, "list the disks of project %q", c.project)
-		}
-		disks, err := c.checkDisks(page.Items, "list the disks of project %q", c.project)
-		return disks, page.NextPage, err
-	})
+	return list(
+		func(d Disk) string { return d.ID },
+		from,
+		wanted,
+		func(token string, limit int) ([]Disk, string, error) {
+			page, err := c.sdk.DiskList(ctx, oxide.DiskListParams{
+				Project: c.projectRef(), PageToken: token, Limit: &limit, SortBy: oxide.NameOrIdSortModeIdAscending,
+			})
+			if err != nil {
+				return nil, "", c.translate(ctx, err, "list the disks of project %q", c.project)
+			}
+			disks, err := c.checkDisks(page.Items, "list the disks of project %q", c.project)
+			return disks, page.NextPage, err
+		},
+	)
 }
 
 // Snapshots lists the snapshots of the project in the same way as [Client.Disks] lists the disks.

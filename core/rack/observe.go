@@ -41,7 +41,11 @@ var operationPatterns = []struct{ pattern, operation string }{
 	{"PUT /v1/anti-affinity-groups/*", "anti_affinity_group_update"},
 	{"DELETE /v1/anti-affinity-groups/*", "anti_affinity_group_delete"},
 	{"GET /v1/me/access-tokens", "current_user_access_token_list"},
+	{"GET /v1/me", "current_user_view"},
+	{"GET /v1/me/groups", "current_user_groups"},
+	{"GET /v1/policy", "policy_view"},
 	{"GET /v1/projects/*", "project_view"},
+	{"GET /v1/projects/*/policy", "project_policy_view"},
 	{"GET /v1/utilization", "utilization_view"},
 	{"GET /v1/ping", "ping"},
 }

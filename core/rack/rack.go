@@ -48,12 +48,15 @@ type Config struct {
 type Client struct {
 	sdk      operations
 	versions *versionNegotiator
+	limiter  *limiter
 	host     *url.URL
 	name     string
 	project  string
 
 	mu        sync.Mutex
 	projectID string
+	// disks maps the ID of a volume that grew to the ID of its disk.
+	disks map[string]string
 }
 
 // New returns a client. It sends no request.
@@ -66,7 +69,7 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q: host: %w", cfg.Name, err)
 	}
-	client, versions := newTransport(cfg, log.With("rack", cfg.Name))
+	client, versions, limiter := newTransport(cfg, log.With("rack", cfg.Name))
 	// Host and token are always given: otherwise the SDK would read them, or a profile, from the environment. This
 	// token is a placeholder: the transport sets the real token on each request.
 	sdk, err := oxide.NewClient(
@@ -78,7 +81,10 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
-	return &Client{sdk: sdk, versions: versions, host: host, name: cfg.Name, project: cfg.Project}, nil
+	return &Client{
+		sdk: sdk, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
+		disks: map[string]string{},
+	}, nil
 }
 
 // operations are the SDK methods that this package calls.
@@ -102,6 +108,10 @@ type operations interface {
 	UtilizationView(context.Context) (*oxide.Utilization, error)
 	CurrentUserAccessTokenList(
 		context.Context, oxide.CurrentUserAccessTokenListParams) (*oxide.DeviceAccessTokenResultsPage, error)
+	CurrentUserView(context.Context) (*oxide.CurrentUser, error)
+	CurrentUserGroups(context.Context, oxide.CurrentUserGroupsParams) (*oxide.GroupResultsPage, error)
+	ProjectPolicyView(context.Context, oxide.ProjectPolicyViewParams) (*oxide.ProjectRolePolicy, error)
+	PolicyView(context.Context) (*oxide.SiloRolePolicy, error)
 
 	AntiAffinityGroupList(context.Context, oxide.AntiAffinityGroupListParams) (*oxide.AntiAffinityGroupResultsPage, error)
 	AntiAffinityGroupView(context.Context, oxide.AntiAffinityGroupViewParams) (*oxide.AntiAffinityGroup, error)
@@ -137,19 +147,23 @@ func (s State) Transient() bool {
 
 // Disk is a disk as the rack describes it.
 type Disk struct {
+	// VolumeID is the ID of the volume, and ID that of the disk. They differ after the volume has grown.
+	VolumeID    string
 	ID          string
 	Name        string
 	Description string
 	ProjectID   string
-	SizeBytes   int64
-	BlockSize   int64
+	// SizeBytes is the size of the disk, CreatedBytes that of the volume's first disk.
+	SizeBytes    int64
+	CreatedBytes int64
+	BlockSize    int64
 	// Local marks a disk on the sled of its instance. Other disks are distributed over the rack.
 	Local    bool
 	ReadOnly bool
 	State    State
 	// InstanceID is the instance that holds the disk. It is set in the states attaching, attached and detaching.
 	InstanceID string
-	// SnapshotID or ImageID is the source of the disk. Both are empty for a disk that was created blank.
+	// SnapshotID or ImageID is the source of the volume's first disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
 	// Created is by the rack's clock.
@@ -158,6 +172,7 @@ type Disk struct {
 
 func diskFrom(d *oxide.Disk) Disk {
 	disk := Disk{
+		VolumeID:    d.Id,
 		ID:          d.Id,
 		Name:        string(d.Name),
 		Description: d.Description,
@@ -227,15 +242,6 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
 }
 
-// Disk returns a disk by its ID.
-func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
-	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
-	if err != nil {
-		return Disk{}, c.translate(ctx, err, "look up disk %s", id)
-	}
-	return c.checkDisk(diskFrom(disk), identity{id: id}, "look up disk %s", id)
-}
-
 // DiskByName returns a disk of the project by its name. [ErrNotFound] needs no confirmation: for a project that the
 // token cannot see, the error is [ErrProject].
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
@@ -243,13 +249,7 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	if err != nil {
 		return Disk{}, c.confirmUnclear(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
 	}
-	return c.checkDisk(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
-}
-
-// DeleteDisk deletes a disk by its ID. A second call returns [ErrNotFound].
-func (c *Client) DeleteDisk(ctx context.Context, id string) error {
-	err := c.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
-	return c.translate(ctx, err, "delete disk %s", id)
+	return c.lookedUp(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
 }
 
 // Instance is an instance as the rack describes it.
@@ -310,8 +310,8 @@ func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
 	return c.checkDisks(page.Items, "list the disks of instance %s", id)
 }
 
-// Attach attaches a disk to an instance. It succeeds if the disk is attached there already. On a rack with hot-plug
-// the answer may say attaching.
+// Attach attaches a disk to an instance, by the disk's own ID on the rack. It succeeds if the disk is attached there
+// already. On a rack with hot-plug the answer may say attaching.
 func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instanceID),
@@ -323,7 +323,8 @@ func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, e
 	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "attach disk %s to instance %s", diskID, instanceID)
 }
 
-// Detach detaches a disk from an instance. It succeeds if the disk is detached already.
+// Detach detaches a disk from an instance, by the disk's own ID on the rack: it never detaches a later disk of the
+// volume. It succeeds if the disk is detached already.
 func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instanceID),

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -42,12 +43,15 @@ type Record struct {
 	Name string
 	// Text has at most 512 bytes.
 	Text string
-	// Created is by the rack's clock.
-	Created time.Time
+	// Created and Modified are by the rack's clock. Each update moves Modified.
+	Created, Modified time.Time
 }
 
 func recordFrom(g *oxide.AntiAffinityGroup) Record {
-	return Record{ID: g.Id, Name: string(g.Name), Text: g.Description, Created: timeOrZero(g.TimeCreated)}
+	return Record{
+		ID: g.Id, Name: string(g.Name), Text: g.Description,
+		Created: timeOrZero(g.TimeCreated), Modified: timeOrZero(g.TimeModified),
+	}
 }
 
 // RecordText encodes a struct of strings, numbers and booleans as the text of a record.
@@ -59,7 +63,17 @@ func RecordText(record any) string {
 	return string(text)
 }
 
-// Records lists all records of the project by name, including anti-affinity groups that are not ours.
+// checkFormat returns [ErrFormat] for a record of this plugin that this version would misread. A group of another
+// owner may have any text.
+func (c *Client) checkFormat(r Record) error {
+	if !strings.HasPrefix(r.Name, "csi-") {
+		return nil
+	}
+	return checkFormat(fmt.Sprintf("rack %q: anti-affinity group %q", c.name, r.Name), r.Text)
+}
+
+// Records lists all records of the project by name, including anti-affinity groups that are not ours. It returns
+// [ErrFormat] if one of any cluster has a newer format: without that record the list would not be whole.
 func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	var records []Record
 	for token := ""; ; {
@@ -75,7 +89,12 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 		if err := checkPage(c, page.Items, "list the anti-affinity groups of project %q", c.project); err != nil {
 			return nil, err
 		}
-		records = append(records, convert(page.Items, recordFrom)...)
+		for _, record := range convert(page.Items, recordFrom) {
+			if err := c.checkFormat(record); err != nil {
+				return nil, err
+			}
+			records = append(records, record)
+		}
 		switch page.NextPage {
 		case "":
 			return records, nil
@@ -99,6 +118,9 @@ func (c *Client) RecordNamed(ctx context.Context, name string) (Record, error) {
 	record := recordFrom(group)
 	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
 	if err := c.checkAnswer(got, asked, "look up anti-affinity group %q", name); err != nil {
+		return Record{}, err
+	}
+	if err := c.checkFormat(record); err != nil {
 		return Record{}, err
 	}
 	return record, nil

@@ -44,7 +44,7 @@ func TestCutOffAnswer(t *testing.T) {
 				must(t, errors.Join(err, http.NewResponseController(w).Flush()))
 				panic(http.ErrAbortHandler)
 			})
-			must(t, call(r, disk.ID))
+			must(t, call(r, disk.VolumeID))
 			if !cut.Load() {
 				t.Error("no answer was cut off")
 			}
@@ -57,7 +57,7 @@ func TestRetries(t *testing.T) {
 	disk := func(r *rig, name string) string {
 		d, err := r.DiskByName(t.Context(), name)
 		must(t, err)
-		return d.ID
+		return d.VolumeID
 	}
 	calls := map[string]func(r *rig) error{
 		"disk_view":            func(r *rig) error { _, err := r.DiskByName(t.Context(), "free"); return err },
@@ -105,7 +105,7 @@ func TestRetries(t *testing.T) {
 			r := newRig(t, simrack.Options{})
 			r.create(t, "free")
 			used := r.create(t, "used")
-			_, err := r.Attach(t.Context(), used.ID, r.node(t))
+			_, err := r.Attach(t.Context(), used.VolumeID, r.node(t))
 			must(t, err)
 			must(t, r.sim.ClearCalls(t.Context()))
 			fault := trouble[test.trouble]

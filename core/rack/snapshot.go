@@ -29,7 +29,9 @@ type Snapshot struct {
 	Name        string
 	Description string
 	ProjectID   string
-	// DiskID is the disk that the snapshot was made from. That disk may be deleted.
+	// VolumeID is the ID of the volume whose disk the snapshot was made from, and DiskID that of the disk, which may be
+	// deleted.
+	VolumeID  string
 	DiskID    string
 	SizeBytes int64
 	State     SnapshotState
@@ -42,12 +44,31 @@ func (s Snapshot) Temporary() bool {
 	return ours && diskname.IsTemporary(s.Name)
 }
 
+// Expansion reports whether an expansion made the snapshot, for any cluster. Until the new disk exists, it is the only
+// place with the volume's data.
+func (s Snapshot) Expansion() bool {
+	_, ours := ParseDescription(s.Description)
+	return ours && diskname.IsExpansion(s.Name)
+}
+
+// Internal reports whether no orchestrator knows the snapshot.
+func (s Snapshot) Internal() bool { return s.Temporary() || s.Expansion() }
+
+// volumeOf is the volume of a snapshot that was made from a disk.
+func volumeOf(diskID, description string) string {
+	if described, ours := ParseDescription(description); ours && described.Volume != "" {
+		return described.Volume
+	}
+	return diskID
+}
+
 func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	return Snapshot{
 		ID:          s.Id,
 		Name:        string(s.Name),
 		Description: s.Description,
 		ProjectID:   s.ProjectId,
+		VolumeID:    volumeOf(s.DiskId, s.Description),
 		DiskID:      s.DiskId,
 		SizeBytes:   int64(s.Size),
 		State:       SnapshotState(s.State),
@@ -55,7 +76,8 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 	}
 }
 
-// CreateSnapshot makes a snapshot of a disk. The rack answers when the snapshot is ready (docs/reference/rack.md §6).
+// CreateSnapshot makes a snapshot of a disk, by the disk's own ID on the rack. The rack answers when the snapshot is
+// ready (docs/reference/rack.md §6).
 func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),

@@ -65,7 +65,7 @@ func TestTokenRotation(t *testing.T) {
 							return
 						default:
 						}
-						if _, err := r.Disk(t.Context(), disk.ID); err != nil {
+						if _, err := r.Disk(t.Context(), disk.VolumeID); err != nil {
 							t.Errorf("look up: %v", err)
 							return
 						}
@@ -206,7 +206,7 @@ func TestHeadersAndRedirects(t *testing.T) {
 		http.Redirect(w, req, "/elsewhere", http.StatusTemporaryRedirect)
 		return true
 	})
-	_, err := r.Disk(t.Context(), disk.ID)
+	_, err := r.Disk(t.Context(), disk.VolumeID)
 	wantSentence(t, err, ErrUnavailable, "HTTP 307")
 	if seen != 1 {
 		t.Errorf("%d requests, want 1", seen)

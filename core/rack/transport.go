@@ -76,9 +76,9 @@ func discardOnClose(dial dialContext) dialContext {
 
 // newTransport returns a client with the layers that a request passes, outermost first: share the answer of an equal
 // read, negotiate the API version, repeat what is safe to repeat, add the current token, wait for changes beyond the
-// caller's deadline, wait for a free place, observe the result. The second result is the layer of the API version, which
-// [Client.Check] uses directly.
-func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiator) {
+// caller's deadline, wait for a free place, observe the result. The second result is the layer of the API version,
+// which [Client.Check] uses directly, and the third the layer that waits for a place.
+func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiator, *limiter) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {
 		*client = *cfg.HTTPClient
@@ -90,18 +90,18 @@ func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiato
 	if cfg.Observe != nil {
 		wire = &observer{observe: cfg.Observe, next: wire}
 	}
-	wire = newLimiter(boundedAnswers{wire})
-	changes := &changeWaiter{next: wire, lostAnswerWait: cmp.Or(cfg.LostAnswerWait, lostAnswerWait)}
+	limited := newLimiter(boundedAnswers{wire})
+	changes := &changeWaiter{next: limited, lostAnswerWait: cmp.Or(cfg.LostAnswerWait, lostAnswerWait)}
 	versions := newVersionNegotiator(
 		&retrier{next: &credentials{token: cfg.Token, next: changes}},
-		&retrier{next: wire},
+		&retrier{next: limited},
 		cfg.UserAgent,
 		log,
 	)
 	client.Transport = newReadCoalescer(versions)
 	// A rack never redirects. Following a redirect would send the token to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return client, versions
+	return client, versions, limited
 }
 
 // cloneForRetry returns a copy of req with a fresh body. It returns false if the body cannot be read again. The SDK's

@@ -36,7 +36,7 @@ func TestAPIVersions(t *testing.T) {
 			node := r.node(t)
 			disk := r.create(t, "v")
 			for name, call := range map[string]func() error{
-				"disk":           func() error { _, err := r.Disk(t.Context(), disk.ID); return err },
+				"disk":           func() error { _, err := r.Disk(t.Context(), disk.VolumeID); return err },
 				"disk by name":   func() error { _, err := r.DiskByName(t.Context(), "v"); return err },
 				"instance":       func() error { _, err := r.Instance(t.Context(), node); return err },
 				"instance disks": func() error { _, err := r.InstanceDisks(t.Context(), node); return err },
@@ -46,14 +46,14 @@ func TestAPIVersions(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			attached, err := r.Attach(t.Context(), disk.ID, node)
+			attached, err := r.Attach(t.Context(), disk.VolumeID, node)
 			must(t, err)
 			if attached.State != Attached || attached.InstanceID != node || attached.BlockSize != 4096 || attached.Local {
 				t.Errorf("the disk is read as %+v", attached)
 			}
-			_, err = r.Detach(t.Context(), disk.ID, node)
+			_, err = r.Detach(t.Context(), disk.VolumeID, node)
 			must(t, err)
-			must(t, r.DeleteDisk(t.Context(), disk.ID))
+			must(t, r.DeleteDisk(t.Context(), disk.VolumeID))
 
 			var asked []string
 			for _, request := range r.seenRequests() {
@@ -272,13 +272,13 @@ func TestVersionRefusedLate(t *testing.T) {
 		return false
 	})
 	late := make(chan error, 1)
-	go func() { late <- r.DeleteDisk(t.Context(), disk.ID) }()
+	go func() { late <- r.DeleteDisk(t.Context(), disk.VolumeID) }()
 	<-held
 	r.create(t, "w")
 	r.requests()
 	close(goOn)
 	must(t, <-late)
-	if diff := cmp.Diff(map[string]int{"DELETE /v1/disks/" + disk.ID: 1}, r.requests()); diff != "" {
+	if diff := cmp.Diff(map[string]int{"DELETE /v1/disks/" + disk.VolumeID: 1}, r.requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }

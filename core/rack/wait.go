@@ -29,7 +29,7 @@ func (c *Client) WaitForDisk(ctx context.Context, disk Disk, maxWait time.Durati
 			return Disk{}, fmt.Errorf("disk %q (%s) is %s: %w: %w", disk.Name, disk.ID, disk.State, ErrBusy, err)
 		}
 		var err error
-		if disk, err = c.Disk(ctx, disk.ID); err != nil {
+		if disk, err = c.Disk(ctx, disk.VolumeID); err != nil {
 			return Disk{}, err
 		}
 	}

@@ -10,9 +10,9 @@ import (
 )
 
 // CleanUp removes the traces of attach mode restart, for a process in attach mode hot. It brings back the instances
-// that were taken down, and then deletes the deferred detaches, unless they are timed. In attach mode hot without a grace
-// period an attached disk is a published one, and no later restart may detach it. CleanUp returns when no records are
-// left; without records that is after one look.
+// that were taken down, and then deletes the deferred detaches, unless they are timed. In attach mode hot without a
+// grace period an attached disk is a published one, and no later restart may detach it. CleanUp returns when no records
+// are left; without records that is after one look.
 func (e *Engine) CleanUp(ctx context.Context) {
 	logged := false
 	for {

@@ -21,10 +21,10 @@
 //   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
 //     slot and an epoch. There are as many slots as instances may be down at once. Before the record says "mayStop",
 //     nothing is requested from the guest or from the rack. The holder renews the record. Of several records of one
-//     restart, the highest epoch wins. When a holder's lease expires, another process creates the next epoch. That process
-//     only brings the instance back and never stops one. A holder lists the records before each step, and stops working
-//     on a restart that was taken over. A holder that is told to end, or that runs on the instance itself, marks the
-//     record as handed over and does nothing more about it. Then no process has to wait for the lease.
+//     restart, the highest epoch wins. When a holder's lease expires, another process creates the next epoch. That
+//     process only brings the instance back and never stops one. A holder lists the records before each step, and stops
+//     working on a restart that was taken over. A holder that is told to end, or that runs on the instance itself,
+//     marks the record as handed over and does nothing more about it. Then no process has to wait for the lease.
 //     A restart whose instance still runs gives its slot away when its node plugin cannot be reached, or when its guest
 //     does not halt: it is stuck. The record stays, and the instance is started again if its guest halts later. So a
 //     lost node does not block the restarts of others. As many restarts as instances may be down can be stuck in that

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -95,6 +95,10 @@ type Options struct {
 	HaltTimeout time.Duration
 	// Detacher keeps the deferred detaches. Nil means one without a grace period.
 	Detacher *detach.Detacher
+	// Yield is called for an attached disk, with all records of the rack, which were read after it was attached: before
+	// its instance starts, and before its volume counts as published. [rack.ErrRefused] means that the disk is being
+	// replaced and was detached again, [rack.ErrNotStopped] that it could not be detached. It may be nil.
+	Yield func(ctx context.Context, disk rack.Disk, records []rack.Record) error
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
@@ -177,8 +181,10 @@ type Engine struct {
 
 // attachRequest asks for a disk to be attached to an instance.
 type attachRequest struct {
-	disk, instance          string
+	volume, instance        string
 	requestedAt, repeatedAt time.Time
+	// disk is the ID of the disk that the volume had when this process was asked last, and before attachFailed.
+	disk string
 	// problem says what blocks this disk alone. It goes into the error of the RPC.
 	problem string
 	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
@@ -188,7 +194,7 @@ type attachRequest struct {
 	// process was asked to publish the volume itself.
 	fromRestart string
 	// attachFailed says that the rack did not attach the disk although the instance was stopped. No instance is
-	// restarted for it again. The next restart that happens anyway tries it again.
+	// restarted for that disk again. The next restart that happens anyway tries it again.
 	attachFailed bool
 }
 
@@ -315,10 +321,10 @@ func (e *Engine) handOverAll(ctx context.Context) {
 		h.record = r
 		h.record.handOver("")
 		if held, err := e.renewRecord(ctx, h); err != nil || !held {
-			e.opts.Log.Warn("could not hand a restart over", "instance_id", r.Instance, "restart_id", r.ID, "error", err)
+			e.opts.Log.Warn("could not hand a restart over", "node_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
 		}
-		e.opts.Log.Info("handed a restart over", "instance_id", r.Instance, "restart_id", r.ID, "stage", string(h.stage))
+		e.opts.Log.Info("handed a restart over", "node_id", r.Instance, "restart_id", r.ID, "stage", string(h.stage))
 	}
 }
 
@@ -327,15 +333,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			e.opts.Log.Error(
-				"panic",
-				"task",
-				"planned restarts",
-				"type",
-				fmt.Sprintf("%T", reason),
-				"stack",
-				string(debug.Stack()),
-			)
+			rpc.LogPanic(e.opts.Log, slog.String("task", "planned restarts"), reason)
 			again, e.lastFailure = e.opts.Poll, e.clock.Now()
 		}
 	}()
@@ -386,6 +384,9 @@ func (e *Engine) tick(ctx context.Context) error {
 	e.expireRequests()
 	records, err := e.readRecords(ctx)
 	if err != nil {
+		for _, h := range e.held {
+			h.changing = time.Time{}
+		}
 		return err
 	}
 	e.notifyEnded(records)
@@ -424,7 +425,7 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 				err = e.opts.Detacher.Delete(ctx, records.deferred, disk)
 			}
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, rack.ErrReplaced) {
 			return err
 		}
 	}
@@ -497,7 +498,7 @@ func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 func (e *Engine) addHeld(mine, from restartRecord) {
 	e.opts.Log.Warn(
 		"took over a restart",
-		"instance_id",
+		"node_id",
 		from.Instance,
 		"restart_id",
 		from.ID,
@@ -513,7 +514,7 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 	for _, disk := range decodeDisks(mine.Disks) {
 		if e.requests[disk] == nil {
 			e.requests[disk] = &attachRequest{
-				disk:        disk,
+				volume:      disk,
 				instance:    mine.Instance,
 				requestedAt: now,
 				repeatedAt:  now,
@@ -531,7 +532,7 @@ func (e *Engine) dropLost(records recordSet) {
 			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
-			e.opts.Log.Warn("lost a restart to another process", "instance_id", h.record.Instance, "restart_id", id)
+			e.opts.Log.Warn("lost a restart to another process", "node_id", h.record.Instance, "restart_id", id)
 			delete(e.held, id)
 		}
 	}

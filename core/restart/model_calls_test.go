@@ -68,7 +68,7 @@ func (m *model) call(c modelCall) (any, error) {
 // --- the rack
 
 func (d *modelDisk) view() rack.Disk {
-	disk := rack.Disk{ID: d.id, Name: d.id[len(d.id)-4:], State: rack.Detached}
+	disk := rack.Disk{VolumeID: d.id, ID: d.backing, Name: d.id[len(d.id)-4:], State: rack.Detached}
 	if d.instance != "" {
 		disk.State, disk.InstanceID = rack.Attached, d.instance
 	}
@@ -77,10 +77,14 @@ func (d *modelDisk) view() rack.Disk {
 
 func (v *modelView) Disk(_ context.Context, id string) (rack.Disk, error) {
 	return call(v, read("disk "+id), func(m *model) (rack.Disk, error) {
-		if m.disk(id).deleted {
+		switch d := m.disk(id); {
+		case d.deleted:
 			return rack.Disk{}, rack.ErrNotFound
+		case d.replaced:
+			return rack.Disk{}, rack.ErrReplaced
+		default:
+			return d.view(), nil
 		}
-		return m.disk(id).view(), nil
 	})
 }
 
@@ -112,13 +116,14 @@ func (m *model) disksOf(instance string) []rack.Disk {
 	return disks
 }
 
-func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, error) {
-	return call(v, change("attach "+id+" to "+instance), func(m *model) (rack.Disk, error) {
-		d := m.disk(id)
+func (v *modelView) Attach(_ context.Context, backing, instance string) (rack.Disk, error) {
+	byRestart := v.m.current.tick
+	return call(v, change("attach "+backing+" to "+instance), func(m *model) (rack.Disk, error) {
+		d, err := m.diskBacked(backing)
 		switch {
+		case err != nil:
+			return rack.Disk{}, err
 		case d.instance == instance:
-		case d.deleted:
-			return rack.Disk{}, rack.ErrNotFound
 		case d.instance != "":
 			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
 		case m.instance(instance).run != rack.Stopped:
@@ -126,31 +131,39 @@ func (v *modelView) Attach(_ context.Context, id, instance string) (rack.Disk, e
 		case len(m.disksOf(instance)) >= m.scenario.room():
 			return rack.Disk{}, rack.ErrFull
 		default:
-			d.instance = instance
+			d.instance, d.late = instance, !byRestart && m.looked(instance)
 		}
 		return d.view(), nil
 	})
 }
 
-func (v *modelView) Detach(_ context.Context, id, instance string) (rack.Disk, error) {
+func (v *modelView) Detach(_ context.Context, backing, instance string) (rack.Disk, error) {
 	byRestart := v.m.current.tick
-	return call(v, change("detach "+id+" from "+instance), func(m *model) (rack.Disk, error) {
-		d, i := m.disk(id), m.instance(instance)
-		// A rack with hot-plug would take the disk from a guest that uses it.
-		if byRestart && d.instance == instance && i.run != rack.Stopped && !i.ownerActed {
-			m.fail("a restart detaches disk %s from instance %s, which is %s", id, instance, i.run)
+	return call(v, change("detach "+backing+" from "+instance), func(m *model) (rack.Disk, error) {
+		d, err := m.diskBacked(backing)
+		if err != nil {
+			return rack.Disk{}, err
 		}
-		switch {
-		case d.instance == "":
-		case d.instance != instance:
-			return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
-		case i.run != rack.Stopped:
-			return rack.Disk{}, rack.ErrNotStopped
-		default:
-			d.instance = ""
-		}
-		return d.view(), nil
+		return m.detach(d, instance, byRestart)
 	})
+}
+
+func (m *model) detach(d *modelDisk, instance string, byRestart bool) (rack.Disk, error) {
+	i := m.instance(instance)
+	// A rack with hot-plug would take the disk from a guest that uses it.
+	if byRestart && d.instance == instance && i.run != rack.Stopped && !i.ownerActed {
+		m.fail("a restart detaches disk %s from instance %s, which is %s", d.id, instance, i.run)
+	}
+	switch {
+	case d.instance == "":
+	case d.instance != instance:
+		return rack.Disk{}, fmt.Errorf("attached elsewhere: %w", rack.ErrRefused)
+	case i.run != rack.Stopped:
+		return rack.Disk{}, rack.ErrNotStopped
+	default:
+		d.instance, d.late = "", false
+	}
+	return d.view(), nil
 }
 
 func (v *modelView) StopInstance(_ context.Context, id string) error {
@@ -175,6 +188,7 @@ func (v *modelView) StartInstance(_ context.Context, id string) error {
 			if i.stoppedByOwner {
 				m.fail("instance %s was stopped by its owner, and was started by a process", id)
 			}
+			m.checkGrowthAtStart(id)
 			i.run = "starting"
 		case rack.Running, "starting":
 		default:
@@ -365,7 +379,7 @@ func (v *modelView) Forget(_ context.Context, instance, id string) error {
 	return err
 }
 
-func (v *modelView) Report(context.Context, string, metadata.RestartReport) error { return nil }
+func (v *modelView) Report(context.Context, string, metadata.Report) error { return nil }
 
 func (v *modelView) Drain(_ context.Context, instance, _ string) (left []string, err error) {
 	return call(v, askFor("drain "+instance), func(m *model) ([]string, error) {

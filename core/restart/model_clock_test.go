@@ -57,8 +57,8 @@ func (c modelClock) callsArrived() bool {
 	return !slices.ContainsFunc(c.m.lateCalls, func(l lateCall) bool { return l.process == c.p.name })
 }
 
-// callsBefore reports whether all calls have arrived that were sent before a takeover: its wait is as long as a call can
-// be late.
+// callsBefore reports whether all calls have arrived that were sent before a takeover: its wait is as long as a call
+// can be late.
 func (m *model) callsBefore(takenFrom string) bool {
 	return !slices.ContainsFunc(m.lateCalls, func(l lateCall) bool { return !slices.Contains(l.during, takenFrom) })
 }

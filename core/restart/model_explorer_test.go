@@ -41,8 +41,8 @@ type modelStep struct {
 	name string
 }
 
-// snapshot is a copy of a quiet model, and the path to it from the start. A path lists the chosen options wherever there
-// was more than one.
+// snapshot is a copy of a quiet model, and the path to it from the start. A path lists the chosen options wherever
+// there was more than one.
 type snapshot struct {
 	model *model
 	path  []byte

@@ -33,6 +33,7 @@ func (m *model) check() {
 	}
 	for i, v := range m.volumes {
 		m.checkVolume(v, m.disks[i])
+		m.checkGrowth(v, m.disks[i])
 	}
 }
 
@@ -89,7 +90,8 @@ func (m *model) settled() bool {
 			return false
 		}
 	}
-	return m.recordsSettled() && !slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return !m.atRest(i) })
+	return m.recordsSettled() && m.growthSettled() &&
+		!slices.ContainsFunc(m.instances, func(i *modelInstance) bool { return !m.atRest(i) })
 }
 
 // recordsSettled reports whether the records are those that stay: the stuck restart of a lost node, and the deferred
@@ -100,7 +102,8 @@ func (m *model) recordsSettled() bool {
 		switch {
 		case isDetach && (m.mode == modeHot || m.disk(disk).deleted):
 			return false
-		case isDetach:
+		case isDetach, strings.HasPrefix(name, rack.ReplacementPrefix), strings.HasPrefix(name, intentPrefix):
+			// see growthSettled
 		case !slices.ContainsFunc(m.instances, func(i *modelInstance) bool {
 			return i.guest == guestLost && strings.Contains(r.Text, i.id) && m.stuckRestart(i)
 		}):
@@ -120,7 +123,7 @@ func (m *model) atRest(i *modelInstance) bool {
 // stays reports whether what is wanted of a volume may stay undone: it needs a lost node, or it is the deletion of a
 // disk that no running instance is restarted for.
 func (m *model) stays(v *modelVolume, d *modelDisk) bool {
-	return m.isLost(v.goal[v.at]) || m.isLost(d.instance) || v.goal[v.at] == gone && d.instance != ""
+	return m.isStranded(d) || m.isLost(v.goal[v.at]) || m.isLost(d.instance) || v.goal[v.at] == gone && d.instance != ""
 }
 
 func (m *model) isLost(instance string) bool {
@@ -170,7 +173,7 @@ func (m *model) hashRack(h *maphash.Hash) {
 		write(h, i.run)
 	}
 	for _, d := range m.disks {
-		write(h, d.instance, boolText(d.deleted))
+		write(h, d.instance, d.backing, boolText(d.deleted), boolText(d.replaced), boolText(d.late))
 	}
 	for _, name := range sortedKeys(m.records) {
 		write(h, m.records[name].ID, m.records[name].Text)
@@ -194,6 +197,7 @@ func (m *model) hashWorld(h *maphash.Hash) {
 	for _, v := range m.volumes {
 		write(h, strconv.Itoa(v.at), v.published, boolText(v.released), boolText(v.busy))
 	}
+	write(h, string(m.growth.phase), m.growth.disk, boolText(m.growth.snapshot))
 	for _, l := range m.lateCalls {
 		write(h, append(l.during, l.holder, l.name, l.text)...)
 	}
@@ -208,7 +212,8 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 		write(h, "wants", d, p.wants[d])
 	}
 	for _, d := range sortedKeys(e.requests) {
-		write(h, "request", d, e.requests[d].instance, e.requests[d].fromRestart, boolText(e.requests[d].attachFailed))
+		r := e.requests[d]
+		write(h, "request", d, r.disk, r.instance, r.fromRestart, boolText(r.attachFailed))
 	}
 	for _, d := range sortedKeys(e.locked) {
 		write(h, "locked", d)
@@ -228,6 +233,10 @@ func hashHeld(h *maphash.Hash, id string, w *heldRestart) {
 	write(h, "held", id, string(w.stage), w.takenFrom, w.record.recordID, rack.RecordText(w.record))
 	write(h, boolText(w.recovering), boolText(w.requestSent))
 	write(h, sortedKeys(w.deferredAtStart)...)
+	write(h, "attached", boolText(w.attached != nil))
+	for _, d := range w.attached {
+		write(h, d.VolumeID, d.ID)
+	}
 }
 
 func (m *model) activityHash(a *activity) uint64 {

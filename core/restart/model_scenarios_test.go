@@ -69,7 +69,9 @@ var (
 		{"an owner who stops an instance at any moment", 1, 1, owner.kinds},
 		{"an outage at any moment", 1, 1, outage.kinds},
 	}
-	few = []bound{crash, noAnswer, owner, outage}
+	expansion = bound{"an expansion", 1, 0, []string{"expansion"}}
+	anyGrowth = bound{"an expansion at any moment", 1, 1, expansion.kinds}
+	few       = []bound{crash, noAnswer, owner, outage}
 	// In mode hot the controllers cannot ask whether a guest will answer.
 	withoutGuests = slices.DeleteFunc(slices.Clone(usual), func(b bound) bool { return b.what == badGuest.what })
 	usual         = []bound{anyOrder, crash, noAnswer, retires, overdue, badGuest, owner, outage, nodeLost}
@@ -160,7 +162,7 @@ var scenarios = []scenario{
 		maxDown:   1,
 		processes: 1,
 		goals:     [][]string{{n0}},
-		bounds:    slices.Concat(usual, atAnyMoment),
+		bounds:    slices.Concat(usual, atAnyMoment, []bound{expansion, anyGrowth}),
 	},
 	{
 		name:         "a volume that is given up",
@@ -178,6 +180,7 @@ var scenarios = []scenario{
 		attached:  []string{n0},
 		goals:     [][]string{{"", n0}, {n0}},
 		prelude:   []string{"publish " + diskID(1), "unpublish " + diskID(0)},
+		bounds:    slices.Concat(usual, []bound{expansion}),
 	},
 	{
 		name:      "a volume that moves",
@@ -187,9 +190,10 @@ var scenarios = []scenario{
 		attached:  []string{n0},
 		goals:     [][]string{{"", n1}},
 		prelude:   []string{"unpublish " + diskID(0), "publish " + diskID(0)},
+		bounds:    slices.Concat(usual, []bound{expansion}),
 	},
 	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0}},
-		prelude: []string{"publish " + diskID(0)}},
+		prelude: []string{"publish " + diskID(0)}, bounds: slices.Concat(usual, []bound{expansion})},
 	{name: "two controllers want the same", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n0}},
 		prelude: []string{"publish " + diskID(0) + " on " + n0 + " p0", "publish " + diskID(0) + " on " + n0 + " p1"}},
 	{
@@ -231,6 +235,7 @@ var scenarios = []scenario{
 			"tick p0",
 			"tick p0",
 			"stopped",
+			"tick p0",
 			"tick p0",
 			"tick p0",
 			"tick p0",

@@ -115,6 +115,9 @@ func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
 	m.begin(p, "publish "+v.disk, false, func(ctx context.Context) {
 		disk, err := m.publishIn(ctx, p, v, instance)
 		v.busy = false
+		if errors.Is(err, ErrPlanned) {
+			m.checkGrowthAfterPublish(m.disk(v.disk))
+		}
 		if err != nil {
 			return
 		}
@@ -238,6 +241,7 @@ func (m *model) options() []option {
 		m.instanceOptions(i)
 	}
 	m.outageOptions()
+	m.expansionOptions()
 	for i, l := range m.lateCalls {
 		m.add("late", l.name, func() {
 			m.lateCalls = slices.Delete(m.lateCalls, i, i+1)

@@ -27,6 +27,7 @@ import (
 //	model_scenarios_test.go   what is explored
 //	model_world_test.go       the state of the model
 //	model_calls_test.go       the rack and the orchestrator, as the engine calls them
+//	model_expansion_test.go   an expansion of a volume meanwhile
 //	model_clock_test.go       which waits may be over
 //	model_schedule_test.go    what can happen next
 //	model_invariants_test.go  the promises

@@ -59,6 +59,11 @@ type modelInstance struct {
 type modelDisk struct {
 	id, instance string
 	deleted      bool
+	// disk is the ID of the disk that the volume has, replaced says that it has none between its old one and its new one.
+	backing  string
+	replaced bool
+	// late says that a publish attached it to a stopped instance after a restart had looked at the instance's disks.
+	late bool
 }
 
 // gone in a volume's goal means that the volume is deleted.
@@ -111,6 +116,7 @@ type model struct {
 	volumes    []*modelVolume
 	records    map[string]rack.Record // by name
 	lateCalls  []lateCall
+	growth     modelGrowth
 	processes  []*modelProcess
 	activities []*activity
 	current    *activity
@@ -144,7 +150,7 @@ func newModel(t testing.TB, s scenario) *model {
 		m.instances = append(m.instances, &modelInstance{id: instanceID(i), run: rack.Running, guest: guestUp})
 	}
 	for i, goal := range s.goals {
-		m.disks = append(m.disks, &modelDisk{id: diskID(i)})
+		m.disks = append(m.disks, &modelDisk{id: diskID(i), backing: diskID(i)})
 		v := &modelVolume{disk: diskID(i), goal: goal}
 		if i < len(s.attached) {
 			m.disks[i].instance, v.published = s.attached[i], s.attached[i]
@@ -199,6 +205,9 @@ func (m *model) boot(p *modelProcess) {
 	case modeHot: // what CleanUpRestarts of core/controller sets
 		opts.Policy, opts.Shutdown = Plan, Hard
 	}
+	if m.scenario.hasFault("expansion") {
+		opts.Yield = view.yield
+	}
 	p.engine = New(view, opts)
 	p.engine.clock = modelClock{m: m, p: p}
 	p.engine.holder = fmt.Sprintf("%s.%d", p.name, p.crashes)
@@ -248,8 +257,8 @@ func cloneEngine(from, to *Engine) {
 	}
 }
 
-// unusedID returns the first restart ID of a holder that no process, record or late call knows. IDs are used again, so that the
-// number of states is finite.
+// unusedID returns the first restart ID of a holder that no process, record or late call knows. IDs are used again, so
+// that the number of states is finite.
 func (m *model) unusedID(holder string) string {
 	for n := 0; ; n++ {
 		id := fmt.Sprintf("%s.r%d", holder, n)

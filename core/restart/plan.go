@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // candidate is an instance for which a restart would attach or detach a disk.
@@ -107,7 +109,7 @@ func (e *Engine) blockReason(c candidate) (Reason, string) {
 // policyBlock says why the policy forbids all restarts, or "" if it allows them.
 func (e *Engine) policyBlock() string {
 	if e.opts.Policy == Plan {
-		return "--attach-mode=plan forbids it: stop it until the disk is attached, or set --attach-mode=restart"
+		return "--attach-mode=plan forbids it: stop it or set --attach-mode=restart"
 	}
 	return ""
 }
@@ -117,7 +119,7 @@ func (e *Engine) policyBlock() string {
 func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
 	var disks []string
 	for _, request := range e.requestsFor(c.instance) {
-		disks = append(disks, request.disk)
+		disks = append(disks, request.volume)
 	}
 	own, _ := e.ownInstance(c.instance)
 	h := &heldRestart{
@@ -144,11 +146,11 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	e.held[record.ID] = h
 	e.opts.Log.Info(
 		"restart planned",
-		"instance_id",
+		"node_id",
 		c.instance,
 		"restart_id",
 		record.ID,
-		"disks",
+		"volume_ids",
 		strings.Join(disks, ","),
 		"slot",
 		slot,
@@ -156,8 +158,8 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	return record.ID, nil
 }
 
-// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted. The
-// error is about disks that could not be looked up; the instances are those of the others.
+// candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted.
+// The error is about disks that could not be looked up; the instances are those of the others.
 func (e *Engine) candidates(
 	ctx context.Context,
 	records recordSet,
@@ -173,32 +175,34 @@ func (e *Engine) candidates(
 	}
 	ids := make([]string, 0, len(requests))
 	for _, request := range requests {
-		ids = append(ids, request.disk)
+		ids = append(ids, request.volume)
 	}
 	lookUp, err := e.diskLookup(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	for _, request := range requests {
-		disk, err := lookUp(request.disk)
+		disk, err := lookUp(request.volume)
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
-			e.setBlocked(request.disk, "the disk was deleted")
+			e.setBlocked(request.volume, "the disk was deleted")
+		case errors.Is(err, rack.ErrReplaced):
+			e.setBlocked(request.volume, "the volume is being expanded")
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case disk.InstanceID == request.instance:
-			e.setBlocked(request.disk, attachedAskAgain)
+			e.setBlocked(request.volume, attachedNotPublished)
 		case disk.InstanceID == "" && disk.State != rack.Detached:
-			e.setBlocked(request.disk, "the disk is "+string(disk.State))
+			e.setBlocked(request.volume, "the disk is "+string(disk.State))
 		case disk.InstanceID == "":
 			at(request.instance).attachesDisk = true
-			e.setBlocked(request.disk, "")
-		case records.detachDeferred(request.disk, disk.InstanceID):
+			e.setBlocked(request.volume, "")
+		case records.detachDeferred(request.volume, disk.InstanceID):
 			at(request.instance).waitsForDisk = true
-			at(disk.InstanceID).freesDisk = request.disk
-			e.setHeldBy(request.disk, disk.InstanceID)
+			at(disk.InstanceID).freesDisk = request.volume
+			e.setHeldBy(request.volume, disk.InstanceID)
 		default:
-			e.setBlocked(request.disk, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
+			e.setBlocked(request.volume, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
 	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), failed
@@ -228,8 +232,8 @@ func (e *Engine) openRequests() []attachRequest {
 }
 
 // eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
-// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait. The error is
-// about instances that could not be looked up.
+// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait. The error
+// is about instances that could not be looked up.
 func (e *Engine) eligible(
 	ctx context.Context,
 	candidates []candidate,
@@ -304,10 +308,10 @@ func (e *Engine) diskLookup(
 		return nil, err
 	}
 	return func(id string) (rack.Disk, error) {
-		if disk := found[id]; disk.ID != "" {
+		if disk := found[id]; disk.VolumeID != "" {
 			return disk, nil
 		}
-		return rack.Disk{}, fmt.Errorf("disk %s: %w", id, rack.ErrNotFound)
+		return e.rack.Disk(ctx, id) // a disk that is just being replaced is in no list
 	}, nil
 }
 
@@ -350,7 +354,8 @@ func (e *Engine) lookUpDisks(ctx context.Context, disks map[string]rack.Disk) er
 		lookUps.Go(func() (err error) {
 			defer func() {
 				if reason := recover(); reason != nil { // a panic outside of the tick would end the process
-					err = fmt.Errorf("look up disk %s: panic: %v", id, reason)
+					rpc.LogPanic(e.opts.Log, slog.String("task", "planned restarts"), reason)
+					err = fmt.Errorf("look up disk %s: panic", id)
 				}
 			}()
 			disk, err := e.rack.Disk(ctx, id)

@@ -43,8 +43,8 @@ func TestStoppedInstanceIsEligibleDespiteRefusal(t *testing.T) {
 // An attach request lasts as long as it is repeated.
 func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 	e := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
-	e.addRequest("repeated", "i")
-	e.addRequest("not repeated", "i")
+	e.addRequest(rack.Disk{VolumeID: "repeated"}, "i")
+	e.addRequest(rack.Disk{VolumeID: "not repeated"}, "i")
 	e.requests["repeated"].repeatedAt = time.Now().Add(-requestLifetime + time.Minute)
 	e.requests["not repeated"].repeatedAt = time.Now().Add(-requestLifetime)
 	e.expireRequests()
@@ -86,8 +86,8 @@ func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
 				for i := range 2 {
 					instance, disk := fmt.Sprintf("instance-%d", i), fmt.Sprintf("disk-%d", i)
 					r.instances = append(r.instances, rack.Instance{ID: instance, RunState: rack.Running})
-					r.disks = append(r.disks, rack.Disk{ID: disk, State: rack.Detached})
-					e.addRequest(disk, instance)
+					r.disks = append(r.disks, rack.Disk{VolumeID: disk, State: rack.Detached})
+					e.addRequest(rack.Disk{VolumeID: disk}, instance)
 				}
 				if err := e.tick(t.Context()); !errors.Is(err, rack.ErrInternal) || len(r.created) != 1 {
 					t.Errorf("error %v, records %q; want the rack's error and one restart", err, r.created)

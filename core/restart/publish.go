@@ -43,7 +43,7 @@ func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.D
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	if !records.detachDeferred(disk.ID, disk.InstanceID) {
+	if !records.detachDeferred(disk.VolumeID, disk.InstanceID) {
 		return rack.Disk{}, fmt.Errorf("disk %q (%s) on instance %s: %w", disk.Name, disk.ID, disk.InstanceID, ErrElsewhere)
 	}
 	disks, err := e.rack.InstanceDisks(ctx, instanceID)
@@ -89,18 +89,29 @@ func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
 	}
 }
 
-// confirmAttached makes sure that an attached disk stays attached, as a published volume must. It ends a deferred detach,
-// and checks that neither a restart of the instance nor a detach of the disk is under way that may have read it. It reads
-// the disk last, because either may just have ended.
+// confirmAttached makes sure that an attached disk stays attached, as a published volume must. It ends a deferred
+// detach, and checks that neither a restart of the instance nor a detach of the disk is under way that may have read
+// it. It reads the disk last, because either may just have ended.
 func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
+	r, restarting := records.restartOf(disk.InstanceID, "")
+	if e.opts.Yield != nil {
+		// Before the deferred detach ends: if the disk is being replaced and cannot be detached now, a restart detaches it.
+		// Also during a restart, which may have looked at the instance's disks before this one was attached. What keeps the
+		// restart up is then told with it.
+		err := e.opts.Yield(ctx, disk, records.all)
+		told := restarting && (errors.Is(err, rack.ErrNotStopped) || errors.Is(err, rack.ErrConflict))
+		if err != nil && !told {
+			return rack.Disk{}, err
+		}
+	}
+	if restarting {
 		return rack.Disk{}, e.requestAfterRestart(disk, r)
 	}
-	if d, deferred := records.deferred.Active(disk.ID); deferred {
+	if d, deferred := records.deferred.Active(disk.VolumeID); deferred {
 		if err := e.opts.Detacher.End(ctx, d); err != nil {
 			return rack.Disk{}, err
 		}
@@ -111,43 +122,42 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 			return rack.Disk{}, e.requestAfterRestart(disk, r)
 		}
 	}
-	if records.deferred.Claimed(disk.ID) {
+	if records.deferred.Detaching(disk.VolumeID) {
 		return rack.Disk{}, fmt.Errorf(
-			"disk %s is being detached from instance %s, publish the volume again: %w",
-			disk.ID,
+			"the disk of volume %s is being detached from instance %s, publish the volume again: %w",
+			disk.VolumeID,
 			disk.InstanceID,
 			ErrPlanned,
 		)
 	}
-	now, err := e.rack.Disk(ctx, disk.ID)
+	now, err := e.rack.Disk(ctx, disk.VolumeID)
 	if err != nil {
 		return rack.Disk{}, err
 	}
 	if now.InstanceID != disk.InstanceID {
 		return rack.Disk{}, fmt.Errorf(
-			"disk %s was just detached from instance %s, publish the volume again: %w",
-			disk.ID,
+			"the disk of volume %s was just detached from instance %s, publish the volume again: %w",
+			disk.VolumeID,
 			disk.InstanceID,
 			ErrPlanned,
 		)
 	}
-	e.removeRequest(disk.ID)
+	e.removeRequest(disk.VolumeID)
 	return now, nil
 }
 
 // requestAfterRestart keeps an attach request for an attached disk whose instance is being restarted.
 func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 	e.watchEnd(r)
-	e.addRequest(disk.ID, disk.InstanceID)
+	e.addRequest(disk, disk.InstanceID)
 	stage := string(stagePlanned)
 	if status := e.status(disk.InstanceID); status.reason == ReasonUnderWay {
 		stage = status.message()
 	}
 	return fmt.Errorf(
-		"disk %s: instance %s is being restarted (%s: %s), publish the volume again when it runs: %w",
-		disk.ID,
+		"volume %s: instance %s restarts: %s: %w",
+		disk.VolumeID,
 		disk.InstanceID,
-		r.ID,
 		stage,
 		ErrPlanned,
 	)
@@ -165,24 +175,28 @@ func (e *Engine) requestAttach(
 	if err := e.checkFreeSlot(ctx, disk, instanceID, disks, records); err != nil {
 		return err
 	}
-	request := e.addRequest(disk.ID, instanceID)
+	request := e.addRequest(disk, instanceID)
 	if disk.InstanceID != "" {
-		e.setHeldBy(disk.ID, disk.InstanceID)
+		e.setHeldBy(disk.VolumeID, disk.InstanceID)
 		request.heldBy = disk.InstanceID
 	}
-	return fmt.Errorf("disk %s: %s: %w", disk.ID, e.describeWait(request), ErrPlanned)
+	return fmt.Errorf("volume %s: %s: %w", disk.VolumeID, e.describeWait(request), ErrPlanned)
 }
 
-// addRequest adds an attach request or notes its repetition.
-func (e *Engine) addRequest(disk, instance string) attachRequest {
+// addRequest adds an attach request or notes its repetition. A request whose disk could not be attached begins anew if
+// the volume has got another disk since: a restart may attach that one.
+func (e *Engine) addRequest(disk rack.Disk, instance string) attachRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.clock.Now()
-	request := e.requests[disk]
-	if request == nil || request.instance != instance {
-		request = &attachRequest{disk: disk, instance: instance, requestedAt: now}
-		e.requests[disk] = request
+	request := e.requests[disk.VolumeID]
+	if request == nil || request.instance != instance || request.attachFailed && request.disk != disk.ID {
+		request = &attachRequest{volume: disk.VolumeID, instance: instance, requestedAt: now}
+		e.requests[disk.VolumeID] = request
 		e.wakeUp()
+	}
+	if !request.attachFailed {
+		request.disk = disk.ID
 	}
 	request.repeatedAt, request.fromRestart = now, ""
 	return *request
@@ -214,14 +228,14 @@ func (e *Engine) checkFreeSlot(
 func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.Disk, records recordSet) int {
 	after := map[string]bool{}
 	for _, other := range disks {
-		if !records.frees(other.ID, instanceID) {
-			after[other.ID] = true
+		if !records.frees(other.VolumeID, instanceID) {
+			after[other.VolumeID] = true
 		}
 	}
 	for _, other := range e.requestsFor(instanceID) {
 		after[other.disk] = true
 	}
-	delete(after, disk.ID)
+	delete(after, disk.VolumeID)
 	return len(after)
 }
 
@@ -245,7 +259,7 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 		return rack.Disk{}, err
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
-		detached, err := e.rack.Detach(ctx, diskID, instanceID)
+		detached, err := e.rack.Detach(ctx, disk.ID, instanceID)
 		old, deferred := records.deferred.Active(diskID)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):

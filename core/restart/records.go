@@ -22,7 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// restartPrefix begins the names of the records. It is permanent: a newer version must find the records of an older one.
+// restartPrefix begins the names of the records. It is permanent: a newer version must find the records of an older
+// one.
 const restartPrefix = "csi-restart-"
 
 // restartRecord is the text of a restart's record. Its JSON names are permanent and short: the text has at most 512
@@ -41,8 +42,8 @@ type restartRecord struct {
 	MayStop bool `json:"mayStop,omitempty"`
 	// Handover says that another process must take over: the holder runs on this instance, or has ended.
 	Handover bool `json:"handover,omitempty"`
-	// Stuck says that the instance still runs, and that its node plugin cannot be reached or its guest does not halt.
-	// See [recordSet.count].
+	// Stuck says that the node plugin of the running instance cannot be reached, that its guest does not halt, or that
+	// the rack does not end the change of its run state. See [recordSet.count].
 	Stuck bool `json:"stuck,omitempty"`
 	// Disks are the disks to attach, for a process that takes over: 16 bytes each, in base64.
 	Disks []string `json:"disks,omitempty"`
@@ -66,7 +67,9 @@ type recordSet struct {
 	restarts []restartRecord
 	// superseded are the records of restarts for which there is a higher epoch.
 	superseded []restartRecord
-	deferred   detach.Set
+	// all are the records as the rack lists them.
+	all      []rack.Record
+	deferred detach.Set
 }
 
 // handOver marks the record for a takeover. frees is a disk to free, or "". It takes the space of two disks in the
@@ -137,7 +140,7 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	if err != nil {
 		return recordSet{}, err
 	}
-	b := recordSet{deferred: detach.Parse(records, e.opts.Cluster)}
+	b := recordSet{all: records, deferred: detach.Parse(records, e.opts.Cluster)}
 	for _, record := range records {
 		if r, ok := parseRestart(record, e.opts.Cluster); ok {
 			b.restarts = append(b.restarts, r)
@@ -158,8 +161,8 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	return b, nil
 }
 
-// Restarting returns a function that reports whether a restart of an instance is under way. records are all records of a
-// rack.
+// Restarting returns a function that reports whether a restart of an instance is under way. records are all records of
+// a rack.
 func Restarting(records []rack.Record, cluster string) func(instanceID string) bool {
 	instances := map[string]bool{}
 	for _, record := range records {

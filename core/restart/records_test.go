@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 // Limits of a rack for names and descriptions in bytes, docs/reference/rack.md §2 and §8.
@@ -39,6 +40,9 @@ func TestRecordsArePermanent(t *testing.T) {
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
+		}
+		if want != disk {
+			pages.Shows(t, "../../docs/reference/formats.md", want)
 		}
 	}
 	if got, ok := parseRestart(

@@ -51,39 +51,39 @@ func (e *Engine) observe(ended string, down time.Duration) {
 }
 
 // reportProgress reports to the node's operators. A failure is only logged.
-func (e *Engine) reportProgress(ctx context.Context, h *heldRestart, reason, message string) {
-	e.sendReport(ctx, h, metadata.RestartReport{Reason: reason, Message: message})
+func (e *Engine) reportProgress(ctx context.Context, h *heldRestart, event metadata.Event, message string) {
+	e.sendReport(ctx, h, metadata.Report{Event: event, Message: message})
 }
 
 // reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
-func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, reason, message string) {
+func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event metadata.Event, message string) {
 	h.problem = message
-	if h.reported == reason {
+	if h.reported == event.Reason {
 		return
 	}
-	h.reported = reason
+	h.reported = event.Reason
 	e.opts.Log.Error(
 		"restart problem",
-		"instance_id",
+		"node_id",
 		h.record.Instance,
 		"restart_id",
 		h.record.ID,
 		"reason",
-		reason,
+		event.Reason,
 		"problem",
 		message,
 	)
-	e.sendReport(ctx, h, metadata.RestartReport{Problem: true, Reason: reason, Message: message})
+	e.sendReport(ctx, h, metadata.Report{Event: event, Message: message})
 }
 
-func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report metadata.RestartReport) {
+func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report metadata.Report) {
 	if e.opts.Requester == nil {
 		return
 	}
 	if err := e.opts.Requester.Report(ctx, h.record.Instance, report); err != nil {
 		e.opts.Log.Warn(
 			"could not deliver a report about a node",
-			"instance_id",
+			"node_id",
 			h.record.Instance,
 			"error",
 			err.Error(),

@@ -50,7 +50,7 @@ func (r *slowRack) Disk(ctx context.Context, id string) (rack.Disk, error) {
 		return rack.Disk{}, err
 	}
 	for _, disk := range r.disks {
-		if disk.ID == id {
+		if disk.VolumeID == id {
 			return disk, nil
 		}
 	}
@@ -66,7 +66,7 @@ func (r *slowRack) Disks(ctx context.Context, _ rack.Cursor, _ int) iter.Seq2[ra
 					return
 				}
 			}
-			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.ID}, nil) {
+			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.VolumeID}, nil) {
 				return
 			}
 		}
@@ -134,10 +134,10 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 			r.instances = append(r.instances, rack.Instance{ID: fmt.Sprintf("instance-%d", i), RunState: rack.Running})
 		}
 		for i := range disks {
-			disk := rack.Disk{ID: uuid.NewString(), State: rack.Detached}
+			disk := rack.Disk{VolumeID: uuid.NewString(), State: rack.Detached}
 			r.disks = append(r.disks, disk)
 			if i < waiting {
-				e.addRequest(disk.ID, r.instances[i%len(r.instances)].ID)
+				e.addRequest(disk, r.instances[i%len(r.instances)].ID)
 			}
 		}
 		start := time.Now()
@@ -185,11 +185,11 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 		r := &deferringRack{slowRack: slowRack{latency: 50 * time.Millisecond}}
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		for i := range 5000 {
-			disk := rack.Disk{ID: uuid.NewString(), State: rack.Attached, InstanceID: "instance"}
+			disk := rack.Disk{VolumeID: uuid.NewString(), State: rack.Attached, InstanceID: "instance"}
 			r.records = append(r.records, rack.Record{
-				ID:   disk.ID,
-				Name: detachName(disk.ID),
-				Text: rack.RecordText(detach.Deferred{Version: 1, Cluster: "prod", Disk: disk.ID, Instance: disk.InstanceID}),
+				ID:   disk.VolumeID,
+				Name: detachName(disk.VolumeID),
+				Text: rack.RecordText(detach.Deferred{Version: 1, Cluster: "prod", Disk: disk.VolumeID, Instance: disk.InstanceID}),
 			})
 			if i > 0 {
 				r.disks = append(r.disks, disk)

@@ -23,9 +23,9 @@ const (
 	ReasonCoolDown Reason = "cool-down"
 	// ReasonHours means that restarts may start only at other times.
 	ReasonHours Reason = "hours"
-	// ReasonPolicy means that the policy forbids restarts, and this one is only reported.
+	// ReasonPolicy means that --attach-mode does not allow restarts: the need for one is only reported.
 	ReasonPolicy Reason = "policy"
-	// ReasonOthers means that another instance must be restarted first.
+	// ReasonOthers means that --restart-max-down is reached, or that another instance must release a disk first.
 	ReasonOthers Reason = "other-restart"
 	// ReasonRefused means that a restart was recently refused or given up.
 	ReasonRefused Reason = "refused"
@@ -66,7 +66,7 @@ type restartStatus struct {
 
 func (status restartStatus) message() string {
 	if status.lastFailure != "" && status.reason != ReasonRefused {
-		return status.text + "; the previous attempt failed: " + status.lastFailure
+		return status.text + "; last failure: " + status.lastFailure
 	}
 	return status.text
 }
@@ -82,7 +82,7 @@ func (statuses restartStatuses) addWaiting(instance string, reason Reason, text 
 }
 
 // heldElsewhere is the status text of a restart that another process holds.
-const heldElsewhere = "another controller carries it out"
+const heldElsewhere = "another controller restarts the instance"
 
 // restartsUnderWay returns the statuses of the recorded restarts, after the steps of this tick.
 func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
@@ -95,9 +95,9 @@ func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 		case h != nil && h.problem != "":
 			status.text = h.problem
 		case h != nil && h.takenFrom != "":
-			status.text = "taken over, and continues when the previous controller's calls have ended"
+			status.text = "this controller has taken the restart over, and continues when the calls of the one before have ended"
 		case h != nil && r.Handover:
-			status.text = "this controller runs on it and waits for another controller to take over"
+			status.text = "this controller runs on it, so another one must take over"
 		case h != nil:
 			status.text = string(h.stage)
 		case r.Holder == e.holder && wasRefused: // refused in this tick
@@ -112,7 +112,7 @@ func (e *Engine) restartsUnderWay(records recordSet) restartStatuses {
 
 // addWaitingForSlot sets the statuses of instances that wait because the maximum number of instances is down.
 func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest) {
-	full := fmt.Sprintf("--restart-max-down=%d instances are being restarted already", e.opts.MaxDown)
+	full := fmt.Sprintf("%d instances are restarting, the limit of --restart-max-down", e.opts.MaxDown)
 	for _, request := range due {
 		refused, wasRefused := e.refusals[request.instance]
 		switch blocked := e.policyBlock(); {
@@ -127,11 +127,11 @@ func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest
 	}
 }
 
-// attachedAskAgain is the problem of a disk that was attached and has not been published since.
-const attachedAskAgain = "the disk is attached now: publish the volume again"
+// attachedNotPublished is the problem of a disk that a restart attached and whose publish was not repeated yet.
+const attachedNotPublished = "the disk is attached now: publish the volume again"
 
 // otherInstanceFirst is the status text of an instance that waits for a disk of another instance.
-const otherInstanceFirst = "another instance that still has its disk is restarted first"
+const otherInstanceFirst = "another instance, which still has the disk, restarts first"
 
 // addWaitingForDisks sets the statuses of instances that wait for a disk of another instance.
 func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
@@ -147,12 +147,12 @@ func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
 	}
 }
 
-// setStatuses stores the statuses and logs the changes. If they are not complete, all other statuses stay.
+// setStatuses stores the statuses and logs the changes. If complete is false, the statuses of other instances stay.
 func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 	now := e.clock.Now()
 	disks := map[string][]string{}
 	for _, request := range e.allRequests() {
-		disks[request.instance] = append(disks[request.instance], request.disk)
+		disks[request.instance] = append(disks[request.instance], request.volume)
 	}
 	for _, instance := range sortedKeys(statuses) {
 		status := statuses[instance]
@@ -165,9 +165,9 @@ func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 			(old.reason != status.reason || status.disks != "" && old.disks != status.disks) {
 			e.opts.Log.Info(
 				"restart needed",
-				"instance_id",
+				"node_id",
 				instance,
-				"disks",
+				"volume_ids",
 				status.disks,
 				"reason",
 				string(status.reason),
@@ -195,7 +195,7 @@ func (e *Engine) status(instance string) restartStatus {
 	return e.statuses[instance]
 }
 
-// recordFailure remembers why a restart was given up. An empty reason clears that, when a later restart succeeds.
+// recordFailure remembers why a restart was given up. After a later success the callers clear it with an empty text.
 func (e *Engine) recordFailure(instance, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -216,11 +216,15 @@ func (e *Engine) setBlocked(disk, problem string) {
 
 // setHeldBy notes that another instance still has the unpublished disk and must be restarted first.
 func (e *Engine) setHeldBy(disk, holder string) {
-	e.setBlocked(disk, fmt.Sprintf("instance %s still has the disk and must be restarted first", holder))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if request := e.requests[disk]; request != nil {
-		request.heldBy = holder
+	request := e.requests[disk]
+	if request == nil {
+		return
+	}
+	request.heldBy = holder
+	if !request.attachFailed {
+		request.problem = fmt.Sprintf("instance %s still has the disk and must be restarted first", holder)
 	}
 }
 
@@ -238,15 +242,14 @@ func (e *Engine) describeWait(request attachRequest) string {
 	switch {
 	case request.heldBy != "":
 		return fmt.Sprintf(
-			"instance %s, which still has the disk, and then instance %s need a restart: %s",
+			"instance %s has it and restarts first: %s",
 			request.heldBy,
-			request.instance,
 			cmp.Or(blocked, e.status(request.heldBy).message()),
 		)
 	case request.problem != "":
-		return fmt.Sprintf("to be attached to instance %s: %s", request.instance, request.problem)
+		return fmt.Sprintf("instance %s: %s", request.instance, request.problem)
 	case status.reason == ReasonUnderWay:
-		return fmt.Sprintf("instance %s is being restarted for it: %s", request.instance, status.message())
+		return fmt.Sprintf("instance %s restarts: %s", request.instance, status.message())
 	case blocked != "":
 		return fmt.Sprintf("instance %s needs a restart for it, but %s", request.instance, blocked)
 	case status.reason == ReasonWindow, status.reason == "":
@@ -293,8 +296,8 @@ type PendingAttach struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Report lists the restarts, sorted by instance: those in the records, which are read once, and those that this process
-// was asked for. Other processes may have been asked for more.
+// Report lists the restarts, sorted by instance. It reads the records once, and adds the requests of this process. What
+// only another controller was asked for is missing.
 func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {

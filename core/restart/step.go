@@ -27,13 +27,15 @@ const (
 	// stageRequesting means that the record allows the instance to be stopped from now on.
 	stageRequesting stage = "requesting"
 	// stageReply means that the node plugin was asked to shut its guest down.
-	stageReply stage = "awaiting the node plugin's reply"
+	stageReply stage = "awaiting its plugin's reply"
 	// stageCancelling means that the request to the node plugin is being withdrawn.
 	stageCancelling stage = "withdrawing the request"
 	// stageStopping means that the instance is stopping.
 	stageStopping stage = "stopping"
 	// stageApplying means that the instance is stopped, and its disks are being changed.
 	stageApplying stage = "changing disks"
+	// stageChecking means that the instance is stopped, and its disks are looked at before it starts.
+	stageChecking stage = "checking disks"
 	// stageStarting means that the instance is being started.
 	stageStarting stage = "starting"
 	// stageBack means that the instance runs, and its node plugin has not reported back yet.
@@ -48,6 +50,8 @@ type heldRestart struct {
 	stage  stage
 	// since is when the stage started, renewed when the record was last written.
 	since, renewed time.Time
+	// changing is since when the rack is changing the run state of the instance, as far as it has answered since.
+	changing time.Time
 	// stopped is when the instance was first seen stopped.
 	stopped time.Time
 	// takenFrom is the ID of the superseded record, until finishTakeover has seen that record after the takeover.
@@ -59,6 +63,11 @@ type heldRestart struct {
 	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished
 	// later may have been unpublished because of the restart.
 	deferredAtStart map[string]bool
+	// ownersStop says that the owner of the instance stopped it before anything was requested, and will start it.
+	ownersStop bool
+	// attached are the disks that the stopped instance had in an earlier tick, in stageChecking. Nil means that they are
+	// not known.
+	attached []rack.Disk
 	// cancelReason says why the restart is being cancelled, in stageCancelling.
 	cancelReason string
 	// tried is when a stuck restart was last advanced.
@@ -68,10 +77,11 @@ type heldRestart struct {
 	reported, problem string
 }
 
-// enterStage starts the next stage of a restart.
+// enterStage starts the next stage of a restart. The next tick follows at once, because the instance may be down.
 func (e *Engine) enterStage(h *heldRestart, s stage) {
-	h.stage, h.since, h.problem = s, e.clock.Now(), ""
-	e.opts.Log.Info("restart", "instance_id", h.record.Instance, "restart_id", h.record.ID, "stage", string(s))
+	e.wakeUp()
+	h.stage, h.since, h.changing, h.problem = s, e.clock.Now(), time.Time{}, ""
+	e.opts.Log.Info("restart", "node_id", h.record.Instance, "restart_id", h.record.ID, "stage", string(s))
 }
 
 // stageLasted reports whether the stage has lasted for d.
@@ -82,8 +92,11 @@ func (e *Engine) stageLasted(what timer, h *heldRestart, d time.Duration) bool {
 // step takes a restart one step further. The records were just read and name this process as the holder.
 func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) error {
 	err := e.runStage(ctx, h, records)
+	if err != nil {
+		h.changing = time.Time{}
+	}
 	if errors.Is(err, errDeleted) {
-		e.opts.Log.Info("the instance of a restart was deleted", "instance_id", h.record.Instance, "restart_id", h.record.ID)
+		e.opts.Log.Info("the instance of a restart was deleted", "node_id", h.record.Instance, "restart_id", h.record.ID)
 		return e.endRestart(ctx, h)
 	}
 	return err
@@ -117,9 +130,11 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 	case stageApplying:
 		done, err := e.apply(ctx, h)
 		if done {
-			e.enterStage(h, stageStarting)
+			e.enterStage(h, stageChecking)
 		}
 		return err
+	case stageChecking:
+		return e.checkDisks(ctx, h, records)
 	case stageStarting:
 		return e.start(ctx, h)
 	case stageBack:
@@ -214,12 +229,9 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	case err != nil:
 		return err
 	case instance.RunState == rack.Stopped:
-		// Its owner has stopped it and will start it.
-		done, err := e.apply(ctx, h)
-		if done {
-			return errors.Join(err, e.endRestart(ctx, h))
-		}
-		return err
+		h.ownersStop = true
+		e.enterStage(h, stageApplying)
+		return nil
 	case instance.RunState != rack.Running:
 		return e.endRestart(ctx, h)
 	}
@@ -291,7 +303,7 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 		}
 		return err
 	}
-	e.reportProgress(ctx, h, "RestartPlanned", "restarting the instance to change its disks")
+	e.reportProgress(ctx, h, metadata.EventRestartPlanned, "restarting the instance to change its disks")
 	e.enterStage(h, stageReply)
 	return nil
 }
@@ -409,7 +421,7 @@ func (e *Engine) setStuck(ctx context.Context, h *heldRestart, why string) error
 	if h.record.Stuck {
 		return nil
 	}
-	e.reportProblem(ctx, h, "RestartStuck", why)
+	e.reportProblem(ctx, h, metadata.EventRestartStuck, why)
 	h.record.Stuck = true
 	_, err := e.renewRecord(ctx, h)
 	return err
@@ -419,7 +431,7 @@ func (e *Engine) setStuck(ctx context.Context, h *heldRestart, why string) error
 func (e *Engine) recordRefusal(ctx context.Context, h *heldRestart, why string) {
 	e.refusals[h.record.Instance] = refusal{since: e.clock.Now(), reason: why}
 	e.recordFailure(h.record.Instance, why)
-	e.reportProblem(ctx, h, "RestartRefused", why)
+	e.reportProblem(ctx, h, metadata.EventRestartRefused, why)
 	e.observe(Refused, 0)
 }
 
@@ -472,9 +484,9 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 		e.reportProblem(
 			ctx,
 			h,
-			"RestartHangs",
+			metadata.EventRestartHangs,
 			fmt.Sprintf(
-				"the guest accepted but has not halted within %s: check its console and stop the instance if it hangs; it is then started again",
+				"the guest accepted but has not halted within %s: check its console, and stop the instance if it hangs",
 				e.opts.HaltTimeout,
 			),
 		)
@@ -484,9 +496,13 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 }
 
 // awaitRunState waits while the rack changes the run state of an instance. A rack that does not end that in time keeps
-// the instance as it is, but not the slot.
+// the instance as it is, but not the slot. The time of an outage does not count: the rack may have received the request
+// only at its end.
 func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rack.Instance) error {
-	if !e.stageLasted(timerRunState, h, e.opts.HaltTimeout) {
+	if h.changing.IsZero() {
+		h.changing = e.clock.Now()
+	}
+	if !e.clock.Passed(timerRunState, h.record.ID, h.changing, e.opts.HaltTimeout) {
 		return nil
 	}
 	return e.setStuck(ctx, h, fmt.Sprintf(
@@ -498,12 +514,9 @@ func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rac
 // answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the others.
 func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err error) {
 	id := h.record.Instance
-	disks, err := e.rack.InstanceDisks(ctx, id)
+	disks, err := e.instanceDisks(ctx, id)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		if _, deleted := e.instance(ctx, id); deleted != nil {
-			return false, deleted
-		}
 		return false, err
 	case err != nil:
 		return e.stageLasted(timerApply, h, applyTimeout), err
@@ -511,7 +524,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	var failed error
 	full := len(disks)+len(e.requestsFor(id)) > e.opts.MaxDisks
 	for _, disk := range disks {
-		if !full && !h.deferredAtStart[disk.ID] && !e.requestedElsewhere(disk.ID, id) {
+		if !full && !h.deferredAtStart[disk.VolumeID] && !e.requestedElsewhere(disk.VolumeID, id) {
 			continue
 		}
 		err := e.finishDetach(ctx, disk, id)
@@ -521,9 +534,9 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused):
 			e.opts.Log.Warn(
 				"could not detach an unpublished volume",
-				"disk_id",
-				disk.ID,
-				"instance_id",
+				"volume_id",
+				disk.VolumeID,
+				"node_id",
 				id,
 				"error",
 				err.Error(),
@@ -533,18 +546,18 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		}
 	}
 	for _, request := range e.requestsFor(id) {
-		err := e.confirmNotFound(ctx, e.attachRequested(ctx, request.disk, id))
+		err := e.confirmNotFound(ctx, e.attachRequested(ctx, request.volume, id))
 		switch {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // it was started in the meantime
 		case errors.Is(err, rack.ErrFull):
 			// The next publish refuses it, or requests it again if there is room by then.
-			e.opts.Log.Warn("no room for a volume", "disk_id", request.disk, "instance_id", id, "error", err.Error())
-			e.removeRequest(request.disk)
-		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound):
-			e.opts.Log.Warn("could not attach a volume", "disk_id", request.disk, "instance_id", id, "error", err.Error())
-			e.recordAttachFailure(request.disk, "the disk could not be attached to the stopped instance: "+err.Error())
+			e.opts.Log.Warn("no room for a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
+			e.removeRequest(request.volume)
+		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced):
+			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
+			e.recordAttachFailure(request.volume, "not attached while it was stopped: "+err.Error())
 		default:
 			failed = errors.Join(failed, err)
 		}
@@ -554,20 +567,20 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 
 // finishDetach carries out a deferred detach, unless the disk was requested again.
 func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string) error {
-	release, err := e.lockDisk(ctx, disk.ID)
+	release, err := e.lockDisk(ctx, disk.VolumeID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if e.requested(disk.ID, instance) {
+	if e.requested(disk.VolumeID, instance) {
 		return nil
 	}
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return err
 	}
-	deferred, ok := records.deferred.Of(disk.ID, instance)
-	if !ok || !records.frees(disk.ID, instance) && !e.requestedElsewhere(disk.ID, instance) {
+	deferred, ok := records.deferred.Of(disk.VolumeID, instance)
+	if !ok || !records.frees(disk.VolumeID, instance) && !e.requestedElsewhere(disk.VolumeID, instance) {
 		return nil
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
@@ -614,32 +627,81 @@ func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) e
 		if err != nil {
 			return err
 		}
-		if disk, err = e.attachToStopped(ctx, diskID, instance); err != nil {
+		if disk, err = e.attachToStopped(ctx, disk, instance); err != nil {
 			return err
 		}
 	}
 	if disk.InstanceID != instance {
 		return nil // another restart frees the disk: the request waits for the next restart
 	}
-	e.setBlocked(diskID, attachedAskAgain)
+	e.setBlocked(diskID, attachedNotPublished)
 	e.notifyWaiters()
 	return nil
 }
 
-// attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the disk was attached to another
-// instance in the meantime, it returns the disk as it is now. If the rack allows fewer disks, it returns
+// checkDisks calls [Options.Yield] for all disks of a stopped instance. The publish that attached one of them may have
+// ended before it looked at the records, and after the start of the instance the disk could not be detached any more.
+// It is repeated as long as it takes: what a guest writes to a disk that is being replaced is lost. One tick lists the
+// disks, and the next one, which has read the records after that, uses them. So a tick needs one call here, and an
+// instance is started although the rack is so slow that a tick has no time for two.
+func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordSet) error {
+	id := h.record.Instance
+	if e.opts.Yield != nil && h.attached == nil {
+		disks, err := e.instanceDisks(ctx, id)
+		if err != nil {
+			return err
+		}
+		h.attached = append([]rack.Disk{}, disks...)
+		e.wakeUp()
+		return nil
+	}
+	attached := h.attached
+	h.attached = nil
+	if err := e.yield(ctx, id, attached, records.all); err != nil {
+		if !h.ownersStop && (errors.Is(err, rack.ErrConflict) || e.stageLasted(timerApply, h, applyTimeout)) {
+			e.reportProblem(ctx, h, metadata.EventRestartWaitsForDisk, "not started: "+err.Error())
+		}
+		return err
+	}
+	if h.ownersStop {
+		return e.endRestart(ctx, h)
+	}
+	e.enterStage(h, stageStarting)
+	return nil
+}
+
+// yield calls [Options.Yield] for the disks of a stopped instance.
+func (e *Engine) yield(ctx context.Context, instance string, disks []rack.Disk, records []rack.Record) (failed error) {
+	for _, disk := range disks {
+		switch err := e.opts.Yield(ctx, disk, records); {
+		case err == nil:
+		case errors.Is(err, rack.ErrNotStopped):
+			return nil // it was started in the meantime: a deferred detach waits for the next restart
+		case errors.Is(err, rack.ErrRefused):
+			e.opts.Log.Warn(
+				"detached a disk that is being replaced", "volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
+			e.recordAttachFailure(disk.VolumeID, "the disk was being replaced by a larger one")
+		default:
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// attachToStopped attaches a disk to an instance that has a free slot by --max-disks. If the disk was attached to
+// another instance in the meantime, it returns the disk as it is now. If the rack allows fewer disks, it returns
 // [rack.ErrRefused]: no restart makes room then.
-func (e *Engine) attachToStopped(ctx context.Context, diskID, instance string) (rack.Disk, error) {
-	disk, err := e.rack.Attach(ctx, diskID, instance)
+func (e *Engine) attachToStopped(ctx context.Context, disk rack.Disk, instance string) (rack.Disk, error) {
+	attached, err := e.rack.Attach(ctx, disk.ID, instance)
 	switch {
 	case errors.Is(err, rack.ErrFull):
-		return disk, e.explainFull(ctx, instance, err)
+		return attached, e.explainFull(ctx, instance, err)
 	case errors.Is(err, rack.ErrRefused) && !errors.Is(err, rack.ErrNotStopped):
-		if now, lookUp := e.rack.Disk(ctx, diskID); lookUp == nil && now.InstanceID != "" {
+		if now, lookUp := e.rack.Disk(ctx, disk.VolumeID); lookUp == nil && now.InstanceID != "" {
 			return now, nil
 		}
 	}
-	return disk, err
+	return attached, err
 }
 
 // explainFull returns the error for an instance that the rack calls full although it has a free slot by --max-disks.
@@ -648,14 +710,10 @@ func (e *Engine) explainFull(ctx context.Context, instance string, full error) e
 	if err != nil || len(disks) >= e.opts.MaxDisks { // another controller has taken the slot
 		return full
 	}
-	return fmt.Errorf(
-		"%w: instance %s has %d disks, and the rack allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes: %v",
-		rack.ErrRefused,
-		instance,
-		len(disks),
-		e.opts.MaxDisks,
-		full,
-	)
+	e.opts.Log.Warn("the rack has a smaller limit of disks", "node_id", instance, "disks", len(disks),
+		"error", full.Error())
+	return fmt.Errorf("the rack %w: it allows fewer than --max-disks=%d: set it to the rack's limit",
+		rack.ErrRefused, e.opts.MaxDisks)
 }
 
 // requestedElsewhere reports whether the disk is requested on another instance.
@@ -685,7 +743,7 @@ func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance s
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
 	for _, other := range disks {
-		if other.ID != disk.ID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
+		if other.VolumeID != disk.VolumeID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
 			return fmt.Errorf(
 				"disk %q (%s) of instance %s has the same first %d bytes of its name: %w",
 				other.Name,
@@ -719,7 +777,7 @@ func (e *Engine) start(ctx context.Context, h *heldRestart) error {
 		e.reportProblem(
 			ctx,
 			h,
-			"RestartNotStarted",
+			metadata.EventRestartNotStarted,
 			"the rack does not start the stopped instance, retrying: "+err.Error(),
 		)
 		return err
@@ -742,7 +800,7 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 		e.reportProblem(
 			ctx,
 			h,
-			"RestartNotBack",
+			metadata.EventRestartNotBack,
 			fmt.Sprintf("the instance runs, but its node plugin did not report back within %s: check the node", backTimeout),
 		)
 		return e.finish(ctx, h)
@@ -804,7 +862,7 @@ func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 	if _, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID); err != nil {
 		e.opts.Log.Warn(
 			"could not withdraw the shutdown request",
-			"instance_id",
+			"node_id",
 			h.record.Instance,
 			"restart_id",
 			h.record.ID,
@@ -825,7 +883,7 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 			}
 			e.opts.Log.Warn(
 				"could not clear the shutdown request of a finished restart",
-				"instance_id",
+				"node_id",
 				h.record.Instance,
 				"restart_id",
 				h.record.ID,
@@ -839,7 +897,12 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 			if !e.stageLasted(timerBack, h, backTimeout) {
 				return err
 			}
-			e.reportProblem(ctx, h, "RestartNotUndrained", "the node takes no workloads yet, allow them by hand: "+err.Error())
+			e.reportProblem(
+				ctx,
+				h,
+				metadata.EventRestartNotUndrained,
+				"the node takes no workloads yet, allow them by hand: "+err.Error(),
+			)
 		}
 	}
 	return e.endRestart(ctx, h)
@@ -863,4 +926,14 @@ func (e *Engine) instance(ctx context.Context, id string) (rack.Instance, error)
 		return rack.Instance{}, fmt.Errorf("%w: %w", errDeleted, err)
 	}
 	return instance, err
+}
+
+// instanceDisks lists the disks of an instance. It returns errDeleted like instance.
+func (e *Engine) instanceDisks(ctx context.Context, id string) ([]rack.Disk, error) {
+	disks, err := e.rack.InstanceDisks(ctx, id)
+	if errors.Is(err, rack.ErrNotFound) {
+		_, deleted := e.instance(ctx, id)
+		err = cmp.Or(deleted, err)
+	}
+	return disks, err
 }

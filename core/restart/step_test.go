@@ -25,8 +25,8 @@ var errLost = errors.New("no node has this instance")
 func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, error) {
 	return metadata.RestartReply{}, errLost
 }
-func (lostNode) Forget(context.Context, string, string) error                 { return errLost }
-func (lostNode) Report(context.Context, string, metadata.RestartReport) error { return errLost }
+func (lostNode) Forget(context.Context, string, string) error          { return errLost }
+func (lostNode) Report(context.Context, string, metadata.Report) error { return errLost }
 
 // erasing is a rack that only deletes records.
 type erasing struct {
@@ -99,9 +99,9 @@ type takenRack struct {
 
 func (r *takenRack) Disk(context.Context, string) (rack.Disk, error) {
 	if r.holder != "" {
-		return rack.Disk{ID: "d", State: rack.Attached, InstanceID: r.holder}, nil
+		return rack.Disk{VolumeID: "d", State: rack.Attached, InstanceID: r.holder}, nil
 	}
-	return rack.Disk{ID: "d", State: rack.Detached}, nil
+	return rack.Disk{VolumeID: "d", State: rack.Detached}, nil
 }
 
 func (r *takenRack) InstanceDisks(context.Context, string) ([]rack.Disk, error) { return nil, nil }
@@ -118,7 +118,7 @@ func (r *takenRack) Attach(context.Context, string, string) (rack.Disk, error) {
 // A request for a disk that another instance got first waits for the next restart. It has not failed for good.
 func TestDiskThatAnotherInstanceGotFirst(t *testing.T) {
 	e := New(&takenRack{}, Options{MaxDisks: 8, Log: slog.New(slog.DiscardHandler)})
-	e.addRequest("d", "i")
+	e.addRequest(rack.Disk{VolumeID: "d"}, "i")
 	if err := e.attachRequested(t.Context(), "d", "i"); err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -127,14 +127,26 @@ func TestDiskThatAnotherInstanceGotFirst(t *testing.T) {
 	}
 }
 
-// changing is a rack that never ends the change of an instance's run state.
+// changing is a rack that never ends the change of an instance's run state. During an outage it answers nothing, or
+// only lists its records.
 type changing struct {
 	takenOver
-	state string
+	state               string
+	outage, onlyRecords bool
 }
 
 func (r *changing) Instance(context.Context, string) (rack.Instance, error) {
+	if r.outage {
+		return rack.Instance{}, rack.ErrUnavailable
+	}
 	return rack.Instance{ID: "i", RunState: r.state}, nil
+}
+
+func (r *changing) Records(ctx context.Context) ([]rack.Record, error) {
+	if r.outage && !r.onlyRecords {
+		return nil, rack.ErrUnavailable
+	}
+	return r.takenOver.Records(ctx)
 }
 
 // An instance whose run state changes for ever does not keep the slot for ever.
@@ -160,6 +172,35 @@ func TestEndlessChangeOfARunStateFreesTheSlot(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The rack may have received the request for a change of the run state only at the end of its outage.
+func TestOutageIsNoEndlessChangeOfARunState(t *testing.T) {
+	for _, onlyRecords := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &changing{state: "starting", onlyRecords: onlyRecords}
+			record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", MayStop: true}
+			name := restartName("prod", 0, 1)
+			e := New(r, Options{
+				Cluster: "prod", Shutdown: Hard, HaltTimeout: 10 * time.Minute, Lease: time.Hour, MaxDown: 1,
+				Log: slog.New(slog.DiscardHandler),
+			})
+			record.Holder = e.holder
+			r.records = []rack.Record{{ID: "r", Name: name, Text: rack.RecordText(record)}}
+			h := &heldRestart{record: record, stage: stageStarting, since: time.Now(), renewed: time.Now()}
+			e.held["1"] = h
+			for _, test := range []struct{ outage, stuck bool }{
+				{false, false}, {true, false}, {false, false}, {false, true},
+			} {
+				r.outage = test.outage
+				e.runOnce(t.Context())
+				if h.record.Stuck != test.stuck {
+					t.Errorf("outage %t: stuck %t, want %t", test.outage, h.record.Stuck, test.stuck)
+				}
+				time.Sleep(e.opts.HaltTimeout)
+			}
+		})
 	}
 }
 
@@ -221,6 +262,17 @@ func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
 	}
 }
 
+// While an instance is down, the engine does not wait between two stages.
+func TestNextStageFollowsAtOnce(t *testing.T) {
+	e := New(ticking{}, Options{Log: slog.New(slog.DiscardHandler)})
+	e.enterStage(&heldRestart{}, stageApplying)
+	select {
+	case <-e.wake:
+	default:
+		t.Error("the next tick waits for the poll interval")
+	}
+}
+
 // takenOver is a rack with a stopped instance and the restart record of a process that has died.
 type takenOver struct {
 	Rack
@@ -264,9 +316,9 @@ func (r *takenOver) StartInstance(context.Context, string) error {
 	return nil
 }
 
-// A claim on a disk whose holder has died is removed, also by a controller without a grace period: publishing the volume
-// waits for the end of the claim.
-func TestAbandonedClaimExpires(t *testing.T) {
+// The detaching record of a process that has ended is removed, also by a controller without a grace period: publishing
+// the volume waits for the end of the record.
+func TestAbandonedDetachingRecordExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &takenOver{records: []rack.Record{
 			{ID: "r", Name: "csi-detaching-d", Text: `{"v":1,"cluster":"prod","disk":"d","by":"ended"}`},
@@ -300,4 +352,69 @@ func TestTakeoverWaitsForLateCalls(t *testing.T) {
 		}
 		<-e.Retired()
 	})
+}
+
+// diskList is a rack that counts the lists of an instance's disks.
+type diskList struct {
+	takenOver
+	lists int
+}
+
+func (r *diskList) InstanceDisks(context.Context, string) ([]rack.Disk, error) {
+	r.lists++
+	return []rack.Disk{{VolumeID: "d", State: rack.Attached, InstanceID: "i"}}, nil
+}
+
+// Before an instance starts, its disks are compared with records that were read after they were attached. Each tick
+// makes one call for it: a slow rack has no time for two.
+func TestRecordsAreReadAfterTheDisks(t *testing.T) {
+	r := &diskList{}
+	record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
+	r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+	var compared []rack.Record
+	e := New(r, Options{
+		Cluster: "prod", Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
+		Yield: func(_ context.Context, disk rack.Disk, records []rack.Record) error {
+			compared = append(compared, records...)
+			return nil
+		},
+	})
+	h := &heldRestart{record: record, stage: stageChecking, since: time.Now(), renewed: time.Now()}
+	e.held["1"] = h
+	for _, read := range []string{"before the list", "after the list"} {
+		if err := e.runStage(t.Context(), h, recordSet{all: []rack.Record{{Name: read}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.lists != 1 || len(compared) != 1 || compared[0].Name != "after the list" {
+		t.Errorf("%d lists; the disks were compared with %v", r.lists, compared)
+	}
+	if h.stage != stageStarting {
+		t.Errorf("stage %q, want %q", h.stage, stageStarting)
+	}
+}
+
+// An instance that is not started because of a record that only a person can mend tells why at once.
+func TestUnreadableRecordIsReported(t *testing.T) {
+	record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
+	r := &diskList{}
+	r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+	e := New(r, Options{
+		Cluster: "prod", Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
+		Yield: func(context.Context, rack.Disk, []rack.Record) error { return rack.ErrConflict },
+	})
+	h := &heldRestart{record: record, stage: stageChecking, since: time.Now(), renewed: time.Now()}
+	e.held["1"] = h
+	_ = e.runStage(t.Context(), h, recordSet{})
+	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, rack.ErrConflict) || h.problem == "" {
+		t.Errorf("%v; reported %q", err, h.problem)
+	}
+	if h.stage != stageChecking {
+		t.Errorf("stage %q", h.stage)
+	}
+	// An instance that its owner stopped, and starts, waits for nothing.
+	h.ownersStop, h.problem, h.reported, h.attached = true, "", "", []rack.Disk{{VolumeID: "d"}}
+	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, rack.ErrConflict) || h.problem != "" {
+		t.Errorf("the owner's stop: %v; reported %q", err, h.problem)
+	}
 }

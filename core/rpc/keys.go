@@ -38,30 +38,30 @@ const (
 	MetadataNodeNames    = "oxide-csi-node-names-bin"
 )
 
-// Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi volume
-// detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its answer if the
-// disk is detached later.
+// Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi
+// volume detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its
+// answer if the disk is detached later.
 const (
 	MetadataDetachNow = "oxide-csi-detach-now"
 	MetadataDeferred  = "oxide-csi-deferred"
 )
 
-// MetadataCheckCreate is a key of gRPC metadata of GetCapacity. With it, and any value, the command oxide-csi volume create
-// --dry-run asks whether a volume with the request's parameters could be created, and how large it could be.
+// MetadataCheckCreate is a key of gRPC metadata of GetCapacity. With it, and any value, the command oxide-csi volume
+// create --dry-run asks whether a volume with the request's parameters could be created, and how large it could be.
 const MetadataCheckCreate = "oxide-csi-check-create"
 
-// MetadataOwnFilesystem is a key of gRPC metadata of NodeStageVolume. With it, and any value, the command oxide-csi volume
-// mount repeats a stage with the contexts of an earlier one, because no controller answers. What they say may be out of
-// date: the disk may have been made again under its name, and the guest cannot tell it from the old one. So the node then
-// mounts only a filesystem that it made for the disk of this volume ID. It neither formats nor grows it.
+// MetadataOwnFilesystem is a key of gRPC metadata of NodeStageVolume. With it, and any value, the command oxide-csi
+// volume mount repeats a stage with the contexts of an earlier one, because no controller answers. What they say may be
+// out of date: the disk may have been made again under its name, and the guest cannot tell it from the old one. So the
+// node then mounts only a filesystem that it made for the disk of this volume ID. It neither formats nor grows it.
 const MetadataOwnFilesystem = "oxide-csi-own-filesystem"
 
 // MetadataOfCluster is a key of gRPC metadata. With it and a cluster ID, the command oxide-csi volume adopt gets from
 // ListVolumes and ListSnapshots the volumes and snapshots of that cluster.
 const MetadataOfCluster = "oxide-csi-of-cluster"
 
-// KeyAdoptFromCluster is the only mutable parameter of ControllerModifyVolume: the ID of the cluster that owns the volume
-// until now. The command oxide-csi volume adopt sends it; orchestrators do not.
+// KeyAdoptFromCluster is the only mutable parameter of ControllerModifyVolume: the ID of the cluster that owns the
+// volume until now. The command oxide-csi volume adopt sends it; orchestrators do not.
 const KeyAdoptFromCluster = "adoptFromCluster"
 
 // TopologySegmentRack is the only topology segment: the configured name of a rack. CreateVolume writes it into the
@@ -75,10 +75,14 @@ const (
 	// KeyDiskName is the disk's full name. The first 20 bytes are the NVMe serial in the guest. In both contexts. For a
 	// disk registered by hand the user may set it in the volume context.
 	KeyDiskName = "diskName"
-	// KeyDiskID is the disk's UUID, equal to the volume ID. Publish context.
+	// KeyDiskID is the volume ID: the UUID of the volume's first disk. Publish context.
 	KeyDiskID = "diskID"
-	// KeySizeBytes is the disk's exact size in bytes, decimal. In both contexts.
+	// KeySizeBytes is the disk's size in bytes, decimal. In the volume context it is the size at creation, in the publish
+	// context the size now. The node takes both for the least size: a volume can be expanded.
 	KeySizeBytes = "sizeBytes"
+	// KeyFirstBytes is the size in bytes, decimal, of the volume's first disk, if the volume has grown. Publish context.
+	// The node looks for what an interrupted format left at the places of all sizes since.
+	KeyFirstBytes = "firstBytes"
 	// KeyBlockSize is the disk's logical block size in bytes, decimal. In both contexts.
 	KeyBlockSize = "blockSize"
 	// KeyOrigin is the source of the disk: "blank", "snapshot" or "image". Publish context. The node formats a disk of

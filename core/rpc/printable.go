@@ -5,18 +5,32 @@
 package rpc
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
-	"unicode/utf8"
+	"unicode/utf16"
 )
 
-// Printable replaces each control and format character by U+FFFD, except line feeds and tabs. Any user of a rack can
-// put an escape sequence into a description, and a terminal would obey it. It also replaces what is not UTF-8.
+// Printable escapes each control and format character, except line feeds and tabs: an escape character becomes \u001b.
+// Any user of a rack can put an escape sequence into a description, and a terminal would obey it. The escapes are those
+// of JSON, so JSON keeps its meaning. What is not UTF-8 becomes U+FFFD.
 func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r)) {
-			return utf8.RuneError
+	if text = strings.ToValidUTF8(text, "\uFFFD"); !strings.ContainsFunc(text, unprintable) {
+		return text
+	}
+	var escaped strings.Builder
+	for _, r := range text {
+		if !unprintable(r) {
+			escaped.WriteRune(r)
+			continue
 		}
-		return r
-	}, text)
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&escaped, `\u%04x`, unit)
+		}
+	}
+	return escaped.String()
+}
+
+func unprintable(r rune) bool {
+	return r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r))
 }

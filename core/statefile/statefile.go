@@ -11,6 +11,9 @@ import (
 	"path/filepath"
 )
 
+// ErrFolder means that a file of the state folder cannot be read, written, locked or removed.
+var ErrFolder = errors.New("state folder cannot be used")
+
 // Write replaces the file at path and makes its folder if it is missing. A reader sees the old content or the whole new
 // content, also after the plugin was killed and after a power cut. The new content is in stable storage when Write
 // returns. A power cut may still take the file back to its state before the call, because the folder is not flushed.

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package volumelock lets only one process at a time work on a volume's disk, including the programs that it starts.
+// Package volumelock lets only one process at a time work on a volume's disk. Programs that it starts share the lock.
 //
 // A program can outlive the plugin. If the plugin is killed while mount(8) runs, the mount appears in the mount table
 // later. So each program inherits the lock, and the lock ends with the last process that holds it.
@@ -22,13 +22,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 )
 
 var (
 	// ErrHeld means that a program started for the same volume by an earlier process is still running.
 	ErrHeld = errors.New("a program that an earlier process of the plugin started is still running")
-	// ErrState means that the lock file in the state folder cannot be used.
-	ErrState = errors.New("state folder cannot be used")
+	// ErrNodeHeld means that another volume of the node is using the memory for its key.
+	ErrNodeHeld = errors.New("the key of another volume is being derived on this node")
 )
 
 // pollInterval is the time between two attempts to take a lock.
@@ -38,14 +39,14 @@ const pollInterval = 10 * time.Millisecond
 // another process holds the lock, it waits for at most wait and then returns [ErrHeld].
 //
 // The lock covers one byte of the file <stateDir>/locks. It belongs to the open file (fcntl, F_OFD_SETLK), not to the
-// process, so an inherited descriptor keeps it. If the file exists in a folder that is read-only now, the lock is a shared
-// one: it waits for programs from before, which hold the lock for themselves.
+// process, so an inherited descriptor keeps it. If the file exists in a folder that is read-only now, the lock is a
+// shared one: it waits for earlier holders, and keeps out no later reader.
 func Acquire(ctx context.Context, stateDir string, volume uuid.UUID, wait time.Duration) (
 	locked context.Context, release func(), err error,
 ) {
 	file, kind, err := open(filepath.Join(stateDir, "locks"))
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrState, err)
+		return nil, nil, fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	// The file stays empty, so an error of Close loses no data.
 	release = func() { _ = file.Close() }
@@ -68,18 +69,22 @@ type heldKey struct{}
 // nodeByte is the byte of the lock file that all volumes of the node share.
 const nodeByte = math.MaxInt64 - 1
 
-// AcquireNode lets only one volume of the node at a time run a program that needs much memory. ctx comes from [Acquire].
-// The program inherits this lock too. If another volume holds it, AcquireNode waits for at most wait and then returns
-// [ErrHeld].
+// AcquireNode lets only one volume of the node at a time run a program that needs much memory. ctx comes from
+// [Acquire]. The program inherits this lock too. If another volume holds it, AcquireNode waits for at most wait and
+// then returns [ErrNodeHeld].
 func AcquireNode(ctx context.Context, wait time.Duration) (release func(), err error) {
 	h, ok := ctx.Value(heldKey{}).(held)
 	if !ok {
-		return nil, fmt.Errorf("%w: the volume is not locked", ErrState)
+		return nil, errors.New("the volume is not locked") // a defect of the caller
 	}
 	if h.kind != unix.F_WRLCK {
-		return nil, fmt.Errorf("%w: %s is read-only", ErrState, h.file.Name())
+		return nil, fmt.Errorf("%w: %s is read-only", statefile.ErrFolder, h.file.Name())
 	}
-	if err := lockByte(ctx, h.file, h.kind, nodeByte, wait); err != nil {
+	err = lockByte(ctx, h.file, h.kind, nodeByte, wait)
+	if errors.Is(err, ErrHeld) {
+		err = ErrNodeHeld
+	}
+	if err != nil {
 		return nil, err
 	}
 	return func() {
@@ -122,7 +127,7 @@ func lockByte(ctx context.Context, file *os.File, kind int16, offset int64, wait
 		case errors.Is(err, unix.EINTR):
 			continue
 		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES):
-			return fmt.Errorf("%w: lock %s: %w", ErrState, file.Name(), err)
+			return fmt.Errorf("%w: lock %s: %w", statefile.ErrFolder, file.Name(), err)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case time.Now().After(end):

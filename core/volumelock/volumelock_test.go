@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 )
 
@@ -79,8 +80,8 @@ func TestAcquireWithoutStateFolder(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := volumelock.Acquire(t.Context(), file, uuid.New(), 0); !errors.Is(err, volumelock.ErrState) {
-		t.Errorf("%v, want ErrState", err)
+	if _, _, err := volumelock.Acquire(t.Context(), file, uuid.New(), 0); !errors.Is(err, statefile.ErrFolder) {
+		t.Errorf("%v, want ErrFolder", err)
 	}
 }
 

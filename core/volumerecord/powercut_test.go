@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	devicetest.Main(m)
 }
 
-// A power cut leaves a record that can be read, also if it came just after a change of the step. After the boot the record
-// then counts as one of another boot. One that cannot be read would keep the volume here.
+// A power cut leaves a record that can be read, also if it came just after a change of the step. After the boot the
+// record then counts as one of another boot. One that cannot be read would keep the volume here.
 func TestRecordOutlivesAPowerCut(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -22,8 +22,6 @@ import (
 )
 
 var (
-	// ErrState means that a record cannot be written or removed.
-	ErrState = errors.New("state folder cannot be used")
 	// ErrUnreadable means that a record exists and cannot be read. So this node may hold the volume.
 	ErrUnreadable = errors.New("record of the volume cannot be read")
 )
@@ -50,9 +48,15 @@ const (
 	Lingering Step = "lingering"
 )
 
-// Record says which disk this node may hold for a volume.
+// format is the version of the format. A later version of the plugin that writes something which this one would misread
+// writes a higher version.
+const format = 1
+
+// Record says which disk this node may hold for a volume. Its JSON names are permanent.
 type Record struct {
-	Volume uuid.UUID `json:"volume"`
+	// Version is the version of the format, which [Store.Write] sets.
+	Version int       `json:"v"`
+	Volume  uuid.UUID `json:"volume"`
 	// Serial and Sequence identify the disk while the guest runs. Sequence is 0 before Linux 5.15: then Number does.
 	Serial   string        `json:"serial"`
 	Sequence uint64        `json:"diskSequence"`
@@ -78,32 +82,33 @@ func (s Store) folder() string { return filepath.Join(s.StateDir, "volumes") }
 // Path returns the path of a volume's record.
 func (s Store) Path(volume uuid.UUID) string { return filepath.Join(s.folder(), volume.String()) }
 
-// SetStep changes the step of a record that exists. Its error is [ErrState].
+// SetStep changes the step of a record that exists. Its error is [statefile.ErrFolder].
 func (s Store) SetStep(r Record, step Step) error {
 	r.Step = step
 	return s.Write(r)
 }
 
 // Write replaces the volume's record, for this boot, in stable storage. Without the flush, a power cut leaves an empty
-// record on some filesystems: it counts as one that cannot be read, not as one of another boot. Its error is [ErrState].
+// record on some filesystems: it counts as one that cannot be read, not as one of another boot.
+// Its error is [statefile.ErrFolder].
 func (s Store) Write(r Record) error {
 	boot, err := device.BootID()
 	if err != nil {
 		return err
 	}
-	r.BootID = boot
+	r.Version, r.BootID = format, boot
 	content, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	if err := statefile.Write(s.Path(r.Volume), append(content, '\n')); err != nil {
-		return fmt.Errorf("%w: %w", ErrState, err)
+		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil
 }
 
 // Read returns the volume's record, or nil if there is none of this boot. It returns [ErrUnreadable] if there is one
-// that cannot be read.
+// that cannot be read, or that a newer version of the plugin wrote in another format.
 func (s Store) Read(volume uuid.UUID) (*Record, error) {
 	content, err := os.ReadFile(s.Path(volume))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,6 +117,9 @@ func (s Store) Read(volume uuid.UUID) (*Record, error) {
 	var r Record
 	if err == nil {
 		err = json.Unmarshal(content, &r)
+	}
+	if err == nil && r.Version > format {
+		err = fmt.Errorf("it has format %d, not %d: upgrade this node's plugin", r.Version, format)
 	}
 	if err == nil && (r.Volume != volume || r.Serial == "" || r.BootID == "") {
 		err = errors.New("it names another volume, or lacks the disk")
@@ -148,7 +156,7 @@ func (s Store) List() []Record {
 // Remove removes the volume's record. A missing record is no error.
 func (s Store) Remove(volume uuid.UUID) error {
 	if err := os.Remove(s.Path(volume)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", ErrState, err)
+		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil
 }

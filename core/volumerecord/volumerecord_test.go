@@ -15,7 +15,9 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 func must(t *testing.T, err error) {
@@ -42,7 +44,7 @@ func TestRecordOutlivesTheStore(t *testing.T) {
 	must(t, volumerecord.Store{StateDir: dir}.SetStep(want, volumerecord.Leaving))
 	boot, err := device.BootID()
 	must(t, err)
-	want.BootID, want.Step = boot, volumerecord.Leaving
+	want.Version, want.BootID, want.Step = 1, boot, volumerecord.Leaving
 	store := volumerecord.Store{StateDir: dir}
 	found, err := store.Read(want.Volume)
 	must(t, err)
@@ -95,10 +97,41 @@ func TestRecordWithoutAFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o600))
 	store, r := volumerecord.Store{StateDir: file}, record()
-	if err := store.Write(r); !errors.Is(err, volumerecord.ErrState) {
-		t.Errorf("write: %v, want ErrState", err)
+	if err := store.Write(r); !errors.Is(err, statefile.ErrFolder) {
+		t.Errorf("write: %v, want ErrFolder", err)
 	}
 	if found, err := store.Read(r.Volume); !errors.Is(err, volumerecord.ErrUnreadable) {
 		t.Errorf("read: %v, %v, want ErrUnreadable", found, err)
+	}
+}
+
+// Since 0.1.0. Records are read by later versions of the plugin, and by earlier ones after a rollback.
+func TestRecordIsPermanent(t *testing.T) {
+	t.Parallel()
+	store, r := volumerecord.Store{StateDir: t.TempDir()}, record()
+	r.Volume = uuid.MustParse("0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11")
+	must(t, store.Write(r))
+	boot, err := device.BootID()
+	must(t, err)
+	content, err := os.ReadFile(filepath.Join(store.StateDir, "volumes", "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11"))
+	must(t, err)
+	golden := `{"v":1,"volume":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","serial":"csi-aaaaaaaaaaaaaaaa","diskSequence":7,` +
+		`"device":{"Major":259,"Minor":3},"bootID":"` + boot + `","kind":"filesystem","stagingPath":"/staging",` +
+		`"readOnly":false,"step":"staged"}` + "\n"
+	if diff := cmp.Diff(golden, string(content)); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	pages.Shows(t, "../../docs/reference/formats.md", strings.ReplaceAll(golden, boot, "BOOT-ID"))
+	// Development versions before 0.1.0 wrote no version.
+	without := strings.Replace(golden, `"v":1,`, "", 1)
+	must(t, os.WriteFile(store.Path(r.Volume), []byte(without), 0o600))
+	if found, err := store.Read(r.Volume); err != nil || found == nil || found.Serial != r.Serial {
+		t.Errorf("without a version: %v, %v", found, err)
+	}
+	newer := strings.Replace(golden, `"v":1,`, `"v":2,`, 1)
+	must(t, os.WriteFile(store.Path(r.Volume), []byte(newer), 0o600))
+	found, err := store.Read(r.Volume)
+	if !errors.Is(err, volumerecord.ErrUnreadable) || !strings.Contains(err.Error(), "format 2, not 1") {
+		t.Errorf("of format 2: %v, %v", found, err)
 	}
 }

@@ -89,6 +89,9 @@ func (f files) addTools(tools []string) error {
 		if strings.HasPrefix(tool, "mkfs.ext") {
 			paths = append(paths, "/etc/mke2fs.conf") // mkfs's defaults
 		}
+		if tool == "cryptsetup" {
+			paths = append(paths, threadLibrary(libraries)...)
+		}
 	}
 	owners := ownersOf(paths)
 	for _, path := range paths {
@@ -125,6 +128,17 @@ func libraries(program string) ([]string, error) {
 		}
 	}
 	return paths, nil
+}
+
+// threadLibrary returns the library that libc loads when a thread ends. ldd does not show it. Without it cryptsetup is
+// aborted when it derives a key on two processors.
+func threadLibrary(libraries []string) (paths []string) {
+	for _, library := range libraries {
+		if filepath.Base(library) == "libc.so.6" {
+			paths = append(paths, filepath.Join(filepath.Dir(library), "libgcc_s.so.1"))
+		}
+	}
+	return paths
 }
 
 // ownersOf returns the Debian package of each file. A package may list a file below / or below /usr, so dpkg-query is

@@ -5,8 +5,8 @@
 // Command image makes a container image of one static program and of the Debian tools that it calls. It needs no daemon
 // and no registry:
 //
-//	image -tag NAME:TAG -program PROGRAM [-o FILE] [-oci FOLDER] [-user UID] [-label KEY=VALUE]... [-certificates]
-//		[TOOL...]
+//	image -tag NAME:TAG -program PROGRAM [-o FILE] [-oci FOLDER] [-user UID] [-label KEY=VALUE]... [-notices FILE]
+//		[-certificates] [TOOL...]
 //	image -root FOLDER -program PROGRAM [-certificates] [TOOL...]
 //
 // FILE is an archive for docker load, podman load, ctr images import and skopeo. With -oci the same image is written as
@@ -54,6 +54,7 @@ func main() {
 	flag.StringVar(&opts.program, "program", "", "static program to run")
 	flag.StringVar(&opts.tag, "tag", "", "name of the image, with its tag")
 	flag.StringVar(&opts.user, "user", "", "user to run as; root if empty")
+	flag.StringVar(&opts.notices, "notices", "", "licences of the modules in the program, to add to the image")
 	flag.BoolVar(&opts.certificates, "certificates", false, "add the authorities of Debian's package ca-certificates")
 	flag.Func("label", "label of the image, KEY=VALUE; may be repeated", func(text string) error {
 		key, value, found := strings.Cut(text, "=")
@@ -72,10 +73,10 @@ func main() {
 }
 
 type options struct {
-	output, layout, root, program, tag, user string
-	labels                                   map[string]string
-	certificates                             bool
-	tools                                    []string
+	output, layout, root, program, tag, user, notices string
+	labels                                            map[string]string
+	certificates                                      bool
+	tools                                             []string
 	// system is the root folder of the Debian that has the certificates: / outside of tests.
 	system string
 }
@@ -87,6 +88,11 @@ func (o options) run() error {
 	program := files{}
 	if err := program.copy(o.program, o.entrypoint()); err != nil {
 		return err
+	}
+	if o.notices != "" {
+		if err := program.copy(o.notices, "/usr/share/doc/oxide-csi/copyright"); err != nil {
+			return err
+		}
 	}
 	layers := []files{program}
 	if len(o.tools) > 0 || o.certificates {

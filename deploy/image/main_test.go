@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"golang.org/x/sys/unix"
 )
 
 // tools returns the tools of the node's image.
@@ -111,9 +112,11 @@ var systemFiles = []string{"bin", "etc/group", "etc/mtab", "etc/passwd", "lib", 
 
 // The controller calls no programs, so its image has none.
 func TestControllerImage(t *testing.T) {
-	image := build(t, options{certificates: true})
+	notices := filepath.Join(t.TempDir(), "notices")
+	must(t, os.WriteFile(notices, []byte("licences"), 0o600))
+	image := build(t, options{certificates: true, notices: notices})
 	want := slices.Concat(systemFiles, []string{
-		"etc/ssl/certs/ca-certificates.crt", "usr/share/doc/ca-certificates/copyright",
+		"etc/ssl/certs/ca-certificates.crt", "usr/share/doc/ca-certificates/copyright", "usr/share/doc/oxide-csi/copyright",
 		"var/lib/dpkg/status.d/ca-certificates",
 	})
 	slices.Sort(want)
@@ -271,6 +274,41 @@ func TestToolsRun(t *testing.T) {
 				t.Errorf("%s: %v: %s", tool, err, out)
 			}
 		}
+	}
+}
+
+// cryptsetup formats a disk in the image. On two processors it derives the key with threads, and libc loads a library
+// when a thread ends.
+func TestCryptsetupDerivesAKey(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: chroot, device nodes")
+	}
+	o := complete(t, options{tools: []string{"cryptsetup"}})
+	o.root = filepath.Join(t.TempDir(), "root")
+	run(t, o)
+	must(t, os.MkdirAll(filepath.Join(o.root, "dev"), 0o755))
+	for name, minor := range map[string]uint32{"random": 8, "urandom": 9} {
+		must(t, unix.Mknod(filepath.Join(o.root, "dev", name), unix.S_IFCHR|0o600, int(unix.Mkdev(1, minor))))
+	}
+	must(t, os.WriteFile(filepath.Join(o.root, "disk"), make([]byte, 32<<20), 0o600))
+	cmd := exec.Command(
+		"chroot",
+		o.root,
+		"cryptsetup",
+		"luksFormat",
+		"--batch-mode",
+		"--disable-locks",
+		"--type=luks2",
+		"--pbkdf=argon2id",
+		"--pbkdf-memory=1024",
+		"--pbkdf-force-iterations=4",
+		"--pbkdf-parallel=2",
+		"--key-file=-",
+		"/disk",
+	)
+	cmd.Stdin = strings.NewReader("passphrase")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

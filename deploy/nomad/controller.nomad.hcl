@@ -40,7 +40,7 @@ variable "driver" {
 variable "controller_image" {
   type        = string
   default     = null
-  description = "the controller's image, required by docker: oxidecomputer/oxide-csi-controller:<version>, or its name in your registry"
+  description = "the controller's image, required by docker: oxidecomputer/oxide-csi-controller:v0.1.0, or its name in your registry"
 }
 
 variable "command" {
@@ -190,8 +190,8 @@ job "oxide-csi-controller" {
         }
       }
 
-      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for requesting planned restarts from nodes. Without a policy they grant
-      # no right.
+      # Sets NOMAD_UNIX_ADDR and NOMAD_TOKEN, for reading the claims of volumes and for requesting planned restarts from
+      # nodes. Without a policy they grant no right.
       identity {
         env = true
       }

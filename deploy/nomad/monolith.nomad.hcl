@@ -33,7 +33,7 @@ variable "driver" {
 variable "image" {
   type        = string
   default     = null
-  description = "the image, required by docker: oxidecomputer/oxide-csi-plugin:<version>, or its name in your registry"
+  description = "the image, required by docker: oxidecomputer/oxide-csi-plugin:v0.1.0, or its name in your registry"
 }
 
 variable "command" {

@@ -20,9 +20,9 @@ import (
 // can delay an eviction.
 //
 // Pods of a DaemonSet and mirror pods belong to the node and are not evicted. Neither is a pod with claims whose
-// containers have never started: it probably waits for its volumes. Evicted, it would request an attach on another node,
-// which would be restarted next. A pod without a controller is not evicted either, because nothing would create it again.
-// Such a pod blocks the drain.
+// containers have never started: it probably waits for its volumes. Evicted, it would request an attach on another
+// node, which would be restarted next. A pod without a controller is not evicted either, because nothing would create
+// it again. Such a pod blocks the drain.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
 	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {

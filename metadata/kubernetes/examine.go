@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,15 +47,18 @@ func (e *examination) unreadable(looked string, err error) {
 }
 
 // Examine implements [metadata.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
-// "leases", "volumeattachments" and "volumesnapshotclasses". It reads each list once.
+// "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the plugin it needs
+// "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
 func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
 	e := &examination{client: o.client}
 	e.version(ctx)
 	e.driver(ctx)
 	e.nodes(ctx)
-	e.sidecars(ctx)
+	e.rights(ctx, e.sidecars(ctx))
+	e.versions(ctx)
 	e.attachments(ctx)
 	e.snapshots(ctx)
+	e.reports(ctx)
 	return e.findings
 }
 
@@ -160,30 +165,23 @@ func (e *examination) nodes(ctx context.Context) {
 		e.add(
 			metadata.StatusWarning,
 			looked,
-			"not on "+some(without),
+			"not on "+metadata.Some(without),
 			"check the DaemonSet's node selector and tolerations, and its pods on these Nodes",
 		)
 	}
 }
 
-// some names at most five.
-func some(names []string) string {
-	const most = 5
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return strings.Join(names, ", ")
-}
-
-// sidecarLeases are the leases of the sidecars without which no volume is made or attached: external-provisioner v6.3.0
-// and external-attacher v4.12.0, cmd.
+// sidecarLeases are the leases of the sidecars: external-provisioner v6.3.0, external-attacher v4.12.0,
+// external-resizer v2.2.0 and external-snapshotter v8.6.0, cmd.
 var sidecarLeases = map[string]string{
-	"csi-oxide-computer":                          "csi-provisioner",
-	"external-attacher-leader-csi-oxide-computer": "csi-attacher",
+	"csi-oxide-computer":                             "csi-provisioner",
+	"external-attacher-leader-csi-oxide-computer":    "csi-attacher",
+	"external-resizer-csi-oxide-computer":            "csi-resizer",
+	"external-snapshotter-leader-csi-oxide-computer": "csi-snapshotter",
 }
 
-// sidecars looks whether a sidecar of each kind has renewed its lease.
-func (e *examination) sidecars(ctx context.Context) {
+// sidecars looks whether a sidecar of each kind has renewed its lease. It returns the namespace of the leases.
+func (e *examination) sidecars(ctx context.Context) (namespace string) {
 	const looked = "sidecars"
 	type lease struct {
 		object
@@ -196,11 +194,14 @@ func (e *examination) sidecars(ctx context.Context) {
 	all, err := listAll[lease](ctx, e.client, leases, "leases")
 	if err != nil {
 		e.unreadable(looked, err)
-		return
+		return ""
 	}
-	fresh := map[string]bool{}
+	fresh, installed := map[string]bool{}, map[string]bool{}
 	for _, l := range all {
 		sidecar := sidecarLeases[l.Name]
+		if sidecar != "" {
+			namespace, installed[sidecar] = l.Namespace, true
+		}
 		// Twice the duration: the clocks of this host and of the leader may differ a little.
 		if limit := 2 * time.Duration(
 			l.Spec.LeaseDurationSeconds,
@@ -210,16 +211,18 @@ func (e *examination) sidecars(ctx context.Context) {
 			e.add(metadata.StatusOK, looked, sidecar+" is led by "+l.Spec.HolderIdentity, "")
 		}
 	}
-	for _, sidecar := range []string{"csi-provisioner", "csi-attacher"} {
-		if !fresh[sidecar] {
-			e.add(
-				metadata.StatusFailure,
-				looked,
-				"no "+sidecar+" has renewed its lease",
-				"kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log",
-			)
+	for _, sidecar := range []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"} {
+		status := metadata.StatusFailure
+		switch {
+		case fresh[sidecar], sidecar == "csi-snapshotter" && !installed[sidecar]: // a component of its own
+			continue
+		case sidecar == "csi-resizer", sidecar == "csi-snapshotter":
+			status = metadata.StatusWarning // volumes are made and attached all the same
 		}
+		e.add(status, looked, "no "+sidecar+" has renewed its lease",
+			"kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log")
 	}
+	return namespace
 }
 
 // attachments looks for attaches and detaches that take too long.
@@ -263,13 +266,20 @@ func (e *examination) attachments(ctx context.Context) {
 	}
 }
 
+// snapshots asks which resources of VolumeSnapshots the API server has. Everybody may ask that.
 func (e *examination) snapshots(ctx context.Context) {
-	const looked = "snapshots"
-	var classes list[object]
+	const looked, next = "snapshots", "apply all CRDs of external-snapshotter: docs/how-to/kubernetes.md"
+	var group struct{ Resources []struct{ Name string } }
 	status, err := e.do(ctx, request{
-		method: http.MethodGet, path: "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses",
-		what: "list volumesnapshotclasses", verb: "list", resource: "volumesnapshotclasses",
-	}, &classes, http.StatusNotFound)
+		method: http.MethodGet, path: "/apis/snapshot.storage.k8s.io/v1",
+		what: "list the resources of snapshot.storage.k8s.io", verb: "get", resource: "/apis",
+	}, &group, http.StatusNotFound)
+	var missing []string
+	for _, name := range []string{"volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"} {
+		if !slices.ContainsFunc(group.Resources, func(r struct{ Name string }) bool { return r.Name == name }) {
+			missing = append(missing, name)
+		}
+	}
 	switch {
 	case err != nil:
 		e.unreadable(looked, err)
@@ -280,8 +290,46 @@ func (e *examination) snapshots(ctx context.Context) {
 			"the cluster has no VolumeSnapshots: docs/how-to/kubernetes.md says how to add them",
 			"",
 		)
+	case len(missing) > 0:
+		e.add(metadata.StatusFailure, looked, "the cluster lacks the CRD "+strings.Join(missing, ", "), next)
 	default:
-		e.add(metadata.StatusOK, looked, "the cluster has VolumeSnapshots", "")
+		e.add(metadata.StatusOK, looked, "the cluster has the three CRDs of VolumeSnapshots", "")
+	}
+}
+
+// reports shows the last report about each Node, which a controller has published as an event: what a planned restart
+// waits for. The API server keeps events for an hour.
+func (e *examination) reports(ctx context.Context) {
+	const looked = "reports about Nodes"
+	type event struct {
+		object
+		InvolvedObject        struct{ Kind, Name string }
+		Type, Reason, Message string
+		LastTimestamp         time.Time
+		ReportingComponent    string
+	}
+	// Events of objects without a namespace are in namespace default.
+	query := url.Values{"fieldSelector": {"involvedObject.kind=Node"}}
+	all, err := listSelected[event](ctx, e.client, namespaced("default", "events"), "events", query, http.StatusNotFound)
+	if err != nil {
+		e.unreadable(looked, err)
+		return
+	}
+	last := map[string]event{}
+	for _, found := range all {
+		node := found.InvolvedObject.Name
+		if found.ReportingComponent == driver && found.InvolvedObject.Kind == "Node" &&
+			!found.LastTimestamp.Before(last[node].LastTimestamp) {
+			last[node] = found
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(last)) {
+		status, next := metadata.StatusOK, ""
+		if last[node].Type == "Warning" {
+			status, next = metadata.StatusWarning, "kubectl describe node "+node+"; then do what the message says"
+		}
+		e.add(status, looked, fmt.Sprintf("Node %s, %s: %s: %s", node, last[node].LastTimestamp.UTC().Format(time.RFC3339),
+			last[node].Reason, strings.Join(strings.Fields(last[node].Message), " ")), next)
 	}
 }
 

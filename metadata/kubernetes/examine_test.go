@@ -22,17 +22,24 @@ const (
 	nodeList       = "/api/v1/nodes"
 	csiNodeList    = "/apis/storage.k8s.io/v1/csinodes"
 	classList      = "/apis/storage.k8s.io/v1/storageclasses"
+	reviews        = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+	eventList      = "/api/v1/events"
 	attachmentList = "/apis/storage.k8s.io/v1/volumeattachments"
 )
 
 // wellCluster is a cluster in which all is well.
 func wellCluster() *simtest.Cluster {
-	c := simtest.NewCluster(token, nodeList, csiNodeList, classList, attachmentList, leaseList, driverList)
+	c := simtest.NewCluster(
+		token, podList, eventList, nodeList, csiNodeList, classList, attachmentList, leaseList, driverList,
+	)
 	c.Put(driverList, "", "csi.oxide.computer", object{"spec": object{"attachRequired": true}})
 	c.Put(nodeList, "", "worker-1", object{})
 	c.Put(csiNodeList, "", "worker-1", registeredAs(idA))
 	c.Put(classList, "", "oxide", object{"provisioner": "csi.oxide.computer"})
-	for _, name := range []string{"csi-oxide-computer", "external-attacher-leader-csi-oxide-computer"} {
+	c.Put(podList, "oxide-csi", "controller", podWith("registry.example:5000/csi-attacher:v4.12.0@sha256:0"))
+	for _, name := range []string{
+		"csi-oxide-computer", "external-attacher-leader-csi-oxide-computer", "external-resizer-csi-oxide-computer",
+	} {
 		c.Put(leaseList, "oxide-csi", name, lease(time.Now()))
 	}
 	return c
@@ -40,6 +47,20 @@ func wellCluster() *simtest.Cluster {
 
 func registeredAs(instanceID string) object {
 	return object{"spec": object{"drivers": []object{{"name": "csi.oxide.computer", "nodeID": instanceID}}}}
+}
+
+// podWith is a pod of the plugin with this csi-attacher.
+func podWith(attacher string) object {
+	return object{"spec": object{"containers": []object{
+		{"name": "oxide-plugin", "image": "oxide-csi:0.1.0"}, {"name": "csi-attacher", "image": attacher},
+	}}}
+}
+
+func nodeReport(kind, at string) object {
+	return object{
+		"involvedObject": object{"kind": "Node", "name": "worker-1"}, "type": kind, "reason": "RestartRefused",
+		"message": "pods would\nend", "lastTimestamp": at, "reportingComponent": "csi.oxide.computer",
+	}
 }
 
 func lease(renewed time.Time) object {
@@ -100,6 +121,27 @@ func TestExamine(t *testing.T) {
 		"attacher is down": {func(c *simtest.Cluster) {
 			c.Put(leaseList, "oxide-csi", "external-attacher-leader-csi-oxide-computer", lease(old))
 		}, map[string]metadata.Status{"sidecars": failure}},
+		"another version of a sidecar": {func(c *simtest.Cluster) {
+			c.Put(podList, "oxide-csi", "controller", podWith("registry.example/csi-attacher:v4.11.0"))
+		}, map[string]metadata.Status{"versions": warning}},
+		"a sidecar without a version": {func(c *simtest.Cluster) {
+			c.Put(podList, "oxide-csi", "controller", podWith("registry.example:5000/csi-attacher"))
+		}, map[string]metadata.Status{}},
+		"resizer is down": {func(c *simtest.Cluster) {
+			c.Put(leaseList, "oxide-csi", "external-resizer-csi-oxide-computer", lease(old))
+		}, map[string]metadata.Status{"sidecars": warning}},
+		"snapshotter is down": {func(c *simtest.Cluster) {
+			c.Put(leaseList, "oxide-csi", "external-snapshotter-leader-csi-oxide-computer", lease(old))
+		}, map[string]metadata.Status{"sidecars": warning}},
+		"all CRDs of snapshots": {func(c *simtest.Cluster) {
+			for _, name := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
+				c.Put("/apis/snapshot.storage.k8s.io/v1/"+name, "", "", object{})
+			}
+		}, map[string]metadata.Status{}},
+		"one CRD of snapshots is missing": {func(c *simtest.Cluster) {
+			c.Put("/apis/snapshot.storage.k8s.io/v1/volumesnapshots", "", "", object{})
+			c.Put("/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "", "", object{})
+		}, map[string]metadata.Status{"snapshots": failure}},
 		"attach is stuck":       {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, false)) }, map[string]metadata.Status{"VolumeAttachments": failure}},
 		"attach has just begun": {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(time.Now(), false)) }, map[string]metadata.Status{}},
 		"attached":              {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, true)) }, map[string]metadata.Status{}},
@@ -107,6 +149,22 @@ func TestExamine(t *testing.T) {
 			c.Put(nodeList, "", "worker-2", object{})
 			c.Put(csiNodeList, "", "worker-2", registeredAs(idA))
 		}, map[string]metadata.Status{"node IDs": failure}},
+		"a restart was refused": {func(c *simtest.Cluster) {
+			c.Put(eventList, "default", "1", nodeReport("Warning", "2026-01-02T03:04:05Z"))
+			c.Put(eventList, "default", "0", nodeReport("Normal", "2026-01-02T03:04:04Z"))
+		}, map[string]metadata.Status{"reports about Nodes": warning}},
+		"a restart was refused, and then went on": {func(c *simtest.Cluster) {
+			c.Put(eventList, "default", "0", nodeReport("Warning", "2026-01-02T03:04:05Z"))
+			c.Put(eventList, "default", "1", nodeReport("Normal", "2026-01-02T03:04:06Z"))
+			other := nodeReport("Warning", "2026-01-02T03:04:07Z")
+			other["reportingComponent"] = "kubelet"
+			c.Put(eventList, "default", "2", other)
+		}, map[string]metadata.Status{}},
+		"a right is missing": {func(c *simtest.Cluster) { c.Refuse("patch volumeattachments.storage.k8s.io/status") },
+			map[string]metadata.Status{"rights of oxide-csi-controller": failure}},
+		"no rights to ask for rights": {func(c *simtest.Cluster) { c.Deny(reviews) }, map[string]metadata.Status{
+			"rights of oxide-csi-controller": warning, "rights of oxide-csi-node": warning,
+		}},
 		"not allowed": {func(c *simtest.Cluster) { c.Deny(leaseList) }, map[string]metadata.Status{"sidecars": warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,7 +185,7 @@ func TestExamine(t *testing.T) {
 				t.Errorf("-want +got:\n%s\n%+v", diff, found)
 			}
 			for _, call := range c.Calls() {
-				if !strings.HasPrefix(call, "GET ") {
+				if !strings.HasPrefix(call, "GET ") && call != "POST "+reviews {
 					t.Errorf("it sent %s", call)
 				}
 			}

@@ -5,8 +5,10 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"net"
+	"strings"
 )
 
 // Dialing returns options that connect by a function in place of the network.
@@ -14,3 +16,19 @@ func (o Options) Dialing(dial func(ctx context.Context, network, address string)
 	o.dial = dial
 	return o
 }
+
+// Rights are the rights that doctor asks for, as "account; component; where; resource; verbs".
+func Rights() (all []string) {
+	for _, r := range rights {
+		component, in := cmp.Or(r.component, "always"), "the cluster"
+		if r.namespaced {
+			in = "its namespace"
+		}
+		verbs := strings.ReplaceAll(r.verbs, " ", ", ")
+		all = append(all, strings.Join([]string{r.account, component, in, r.resource, verbs}, "; "))
+	}
+	return all
+}
+
+// SidecarVersions are the versions that doctor looks for, by the container.
+func SidecarVersions() map[string]string { return sidecarVersions }

@@ -7,6 +7,7 @@
 //   - [Provider] is the metadata provider. It reads the Node on which the plugin runs.
 //   - [Node] removes the startup taint of that Node, and sees when the Node is given up.
 //   - [Listener] and [Restarts] are the node's and the controller's half of planned restarts.
+//   - [Self] publishes events of the plugin's own pod.
 //
 // # Rights
 //

@@ -33,8 +33,8 @@ func NewNode(options Options) *Node {
 	}
 }
 
-// Follow implements [metadata.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of that
-// name.
+// Follow implements [metadata.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of
+// that name.
 func (n *Node) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, n.node.follow(ctx), n.csiNode.follow(ctx))
 }
@@ -142,8 +142,8 @@ type volumeAttachment struct {
 	}
 }
 
-// Attachments implements [metadata.Departure]: the names of the PersistentVolumes whose VolumeAttachments name the Node.
-// It needs the verb "list" on "volumeattachments".
+// Attachments implements [metadata.Departure]: the names of the PersistentVolumes whose VolumeAttachments name the
+// Node. It needs the verb "list" on "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
 	for query := (url.Values{"limit": {pageSize}}); ; {
 		var page list[volumeAttachment]

@@ -6,7 +6,6 @@ package kubernetes
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -34,13 +32,13 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester], a [metadata.ClaimReporter] and a
-// [metadata.Drainer]. It needs these rights. The last two are only for draining.
+// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester], a [metadata.ClaimReporter] and
+// a [metadata.Drainer]. It needs these rights. The last two are only for draining.
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
 //	- {apiGroups: [""], resources: [nodes], verbs: [get, list, patch]}
-//	- {apiGroups: [""], resources: [events], verbs: [create]}
+//	- {apiGroups: [""], resources: [events], verbs: [create, patch]}
 //	- {apiGroups: [""], resources: [pods], verbs: [list]}
 //	- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
 type Restarts struct {
@@ -138,11 +136,8 @@ func (r *Restarts) patchMarked(
 	})
 }
 
-// reportInterval is the time in which the same event is published once.
-const reportInterval = 5 * time.Minute
-
 // Report implements [metadata.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.
-func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
+func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.Report) error {
 	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
@@ -151,51 +146,22 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
 		return err
 	}
-	// Events of objects without a namespace are in namespace default.
-	return r.publish(ctx, "default", map[string]any{"kind": "Node", "name": name, "uid": n.UID}, report)
+	return r.publish(ctx, eventObject{APIVersion: "v1", Kind: "Node", Name: name, UID: string(n.UID)}, report)
 }
 
 // ReportClaim implements [metadata.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which kubectl
 // describe pvc and kubectl get events show. The controller knows no pods.
-func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report metadata.RestartReport) error {
+func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report metadata.Report) error {
 	namespace, name, found := strings.Cut(claim, "/")
 	if !found {
 		return fmt.Errorf("claim %q is not namespace/name", claim)
 	}
-	object := map[string]any{"kind": "PersistentVolumeClaim", "namespace": namespace, "name": name}
-	// The provisioner names a volume after its claim's UID. Without the UID kubectl describe does not show the event.
+	object := eventObject{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name}
+	// The provisioner names a volume after its claim's UID.
 	if uid, found := strings.CutPrefix(volume, "pvc-"); found {
-		object["uid"] = uid
+		object.UID = uid
 	}
-	return r.publish(ctx, namespace, object, report)
-}
-
-// publish publishes an event of an object.
-func (r *Restarts) publish(
-	ctx context.Context,
-	namespace string,
-	object map[string]any,
-	report metadata.RestartReport,
-) error {
-	now := time.Now().UTC()
-	kind := "Normal"
-	if report.Problem {
-		kind = "Warning"
-	}
-	object["apiVersion"] = "v1"
-	interval := now.Truncate(reportInterval).Unix()
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%d", object["name"], report.Reason, report.Message, interval))
-	stamp := now.Format(time.RFC3339)
-	what := fmt.Sprintf("report about %s %s", object["kind"], object["name"])
-	_, err := r.do(ctx, post(what, "/api/v1/namespaces/"+namespace+"/events", "events", map[string]any{
-		"apiVersion": "v1", "kind": "Event",
-		"metadata":       map[string]any{"namespace": namespace, "name": fmt.Sprintf("%s.%x", driver, sum[:12])},
-		"involvedObject": object,
-		"type":           kind, "reason": report.Reason, "message": report.Message,
-		"source": map[string]any{"component": driver}, "reportingComponent": driver,
-		"firstTimestamp": stamp, "lastTimestamp": stamp, "count": 1,
-	}), nil, http.StatusConflict) // 409: the same event was published before
-	return err
+	return r.publish(ctx, object, report)
 }
 
 // nodeName is the name of an instance's Node.
@@ -301,8 +267,8 @@ func (n node) hasProviderID(instanceID string) bool {
 }
 
 // Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the verbs "get", "list",
-// "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the token
-// of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
+// "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the
+// token of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
 type Listener struct {
 	*client
 	node *watch[node]

@@ -203,16 +203,8 @@ func (c *cluster) handle(r *http.Request) (status int, answer any) {
 		return http.StatusOK, object{"items": items}
 	case what == "eviction":
 		return c.evict(path[3]+"/"+path[5], body), nil
-	case r.URL.Path == "/api/v1/namespaces/default/events", r.URL.Path == "/api/v1/namespaces/shop/events":
-		var e object
-		c.decode(body, &e)
-		for _, old := range c.events {
-			if old["metadata"].(object)["name"] == e["metadata"].(object)["name"] {
-				return http.StatusConflict, nil
-			}
-		}
-		c.events = append(c.events, e)
-		return http.StatusCreated, e
+	case len(path) > 4 && path[2] == "namespaces" && path[4] == "events":
+		return c.event(r, path[3], what, body)
 	}
 	return http.StatusNotFound, nil
 }
@@ -459,70 +451,6 @@ func TestRefusedChanges(t *testing.T) {
 				t.Errorf("%s, HTTP %d: error %v, want one that says %q", what, status, err, says)
 			}
 		}
-	}
-}
-
-func TestReport(t *testing.T) {
-	c := newCluster(t)
-	r := kubernetes.NewRestarts(c.options(""))
-	for _, report := range []metadata.RestartReport{
-		{Reason: "RestartPlanned", Message: "2 volumes"}, {Reason: "RestartPlanned", Message: "2 volumes"},
-		{Reason: "RestartPlanned", Message: "3 volumes"}, {Problem: true, Reason: "RestartRefused", Message: "why"},
-	} {
-		if err := r.Report(t.Context(), idA, report); err != nil {
-			t.Error(err)
-		}
-	}
-	var got []string
-	for _, e := range c.events {
-		got = append(
-			got,
-			fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"], " ", e["count"]),
-		)
-	}
-	node := fmt.Sprint(object{"apiVersion": "v1", "kind": "Node", "name": nodeName, "uid": "uid-of-" + nodeName}, " 1")
-	want := []string{
-		"Normal RestartPlanned 2 volumes " + node,
-		"Normal RestartPlanned 3 volumes " + node,
-		"Warning RestartRefused why " + node,
-	}
-	// The plugin counts time in steps of five minutes. If a step ends between two equal reports, each makes an event.
-	if len(got) == 4 && got[0] == got[1] {
-		got = got[1:]
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// The events of a claim are in its namespace. kubectl describe finds them by the claim's UID.
-func TestReportClaim(t *testing.T) {
-	c := newCluster(t)
-	r := kubernetes.NewRestarts(c.options(""))
-	report := metadata.RestartReport{Reason: "WaitsForRestart", Message: "why"}
-	for _, volume := range []string{"pvc-6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23", "other"} {
-		if err := r.ReportClaim(t.Context(), volume, "shop/"+volume, report); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := r.ReportClaim(t.Context(), "pvc-1", "data", report); err == nil {
-		t.Error("a claim without a namespace was reported")
-	}
-	var got []string
-	for _, e := range c.events {
-		got = append(got, fmt.Sprint(e["type"], " ", e["reason"], " ", e["message"], " ", e["involvedObject"]))
-	}
-	claim := object{
-		"apiVersion": "v1",
-		"kind":       "PersistentVolumeClaim",
-		"namespace":  "shop",
-		"name":       "pvc-6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
-		"uid":        "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
-	}
-	other := object{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "shop", "name": "other"}
-	want := []string{fmt.Sprint("Normal WaitsForRestart why ", claim), fmt.Sprint("Normal WaitsForRestart why ", other)}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
 	}
 }
 

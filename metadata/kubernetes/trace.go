@@ -80,7 +80,7 @@ type tracedAttachment struct {
 // "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods", "events" and
 // "volumeattachments".
 func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadata.Trace, error) {
-	t := &tracer{client: o.client}
+	t := &tracer{client: o.client, trace: metadata.Trace{Orchestrator: metadata.OrchestratorKubernetes}}
 	claimKey, err := t.findClaim(ctx, subject)
 	if err != nil {
 		return metadata.Trace{}, err

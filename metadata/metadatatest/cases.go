@@ -209,8 +209,8 @@ func malformedIdentity(p *probe) {
 	p.want("identity repaired", idA, rackA)
 }
 
-// malformedRack checks that an invalid rack is an error. An answer without a rack would put the node on the default rack,
-// which does not have its volumes.
+// malformedRack checks that an invalid rack is an error. An answer without a rack would put the node on the default
+// rack, which does not have its volumes.
 func malformedRack(p *probe) {
 	for _, rack := range []string{"-east", "east/1", "${meta.oxide.rack}", "räck", strings.Repeat("r", 64)} {
 		p.set(idA, rack)
@@ -279,8 +279,8 @@ func wantEnded(p *probe, ctx context.Context, want error) {
 	}
 }
 
-// changingUnderCallers checks that no caller gets the ID of one content with the rack of the other, nor an error: Set is
-// one step.
+// changingUnderCallers checks that no caller gets the ID of one content with the rack of the other, nor an error: Set
+// is one step.
 func changingUnderCallers(p *probe) {
 	p.set(idA, rackA)
 	rackOf := map[string]string{idA: rackA, idB: rackB}

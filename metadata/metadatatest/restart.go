@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// RestartHarness is a simulated orchestrator, and the two halves that exchange messages through it. Each case gets a new
-// RestartHarness, whose orchestrator works and holds no request.
+// RestartHarness is a simulated orchestrator, and the two halves that exchange messages through it. Each case gets a
+// new RestartHarness, whose orchestrator works and holds no request.
 type RestartHarness struct {
 	// NewRequester and NewListener build the two halves. They are called again to simulate a restart of the plugin.
 	NewRequester func() metadata.RestartRequester
@@ -232,7 +232,7 @@ var restartCases = []restartCase{
 				return p.requester.Report(
 					ctx,
 					p.Instance,
-					metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: refused.Reason},
+					metadata.Report{Event: metadata.EventRestartRefused, Message: refused.Reason},
 				)
 			})
 		}
@@ -354,7 +354,7 @@ func (p *restartProbe) calls() map[string]func(context.Context) error {
 		"Withdraw": func(ctx context.Context) error { _, err := p.requester.Withdraw(ctx, p.Instance, restartA); return err },
 		"Forget":   func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, restartA) },
 		"Report": func(ctx context.Context) error {
-			return p.requester.Report(ctx, p.Instance, metadata.RestartReport{Reason: "R"})
+			return p.requester.Report(ctx, p.Instance, metadata.Report{Event: metadata.EventRestartPlanned})
 		},
 		"Requested":      func(ctx context.Context) error { _, _, err := p.listener.Requested(ctx); return err },
 		"Listener.Reply": func(ctx context.Context) error { return p.listener.Reply(ctx, restartA, refused) },

@@ -167,7 +167,7 @@ func (a *boardRequester) Forget(ctx context.Context, instanceID, restartID strin
 	return err
 }
 
-func (a *boardRequester) Report(ctx context.Context, _ string, _ metadata.RestartReport) error {
+func (a *boardRequester) Report(ctx context.Context, _ string, _ metadata.Report) error {
 	if err := a.enter(ctx); err != nil {
 		return err
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Unprivileged wraps a provider that reads files. While denied is set, the provider reads them as an ordinary user. Tests
-// that run as root need this, because root can read a file whatever its mode.
+// Unprivileged wraps a provider that reads files. While denied is set, the provider reads them as an ordinary user.
+// Tests that run as root need this, because root can read a file whatever its mode.
 func Unprivileged(provider metadata.Provider, denied *atomic.Bool) metadata.Provider {
 	if os.Geteuid() != 0 {
 		return provider

@@ -5,10 +5,17 @@
 package nomad
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 
-	"github.com/hashicorp/nomad/api"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -23,45 +30,169 @@ type pluginStub struct {
 	ControllersHealthy, ControllersExpected, NodesHealthy, NodesExpected int
 }
 
-// Examine implements [metadata.Examiner]. With ACLs on it needs plugin { policy = "list" }.
+// examination collects findings.
+type examination struct {
+	*Operator
+	findings []metadata.Finding
+}
+
+func (e *examination) add(status metadata.Status, looked, found, next string) {
+	e.findings = append(
+		e.findings,
+		metadata.Finding{Area: "nomad", Status: status, Looked: looked, Found: found, Next: next},
+	)
+}
+
+// Examine implements [metadata.Examiner]. With ACLs on it needs plugin { policy = "read" } and the capability
+// "csi-read-volume"; without node { policy = "read" } the reports about clients are not known. With the identity of a
+// job of the plugin, whose Needs lack [PolicyOperator], it looks only at what that job may read. It reads each list
+// once, and at most [maxClaimed] volumes.
 func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
+	e := &examination{Operator: o}
+	e.acl(ctx, o.Needs)
+	operator := slices.Contains(o.Needs, PolicyOperator)
+	if operator || slices.ContainsFunc(o.Needs, func(name string) bool { return policyRules[name].plugin != "" }) {
+		e.health(ctx)
+	}
+	if operator {
+		e.claims(ctx)
+		e.reports(ctx)
+	}
+	return e.findings
+}
+
+// health looks whether the plugin's controllers and nodes are healthy.
+func (e *examination) health(ctx context.Context) {
 	const looked = "plugins"
-	finding := func(status metadata.Status, found, next string) metadata.Finding {
-		return metadata.Finding{Area: "nomad", Status: status, Looked: looked, Found: found, Next: next}
-	}
-	var all []pluginStub
-	err := o.options.call(ctx, listPlugins, func(client *api.Client) error {
-		_, err := client.Raw().Query("/v1/plugins?type=csi", &all, (&api.QueryOptions{}).WithContext(ctx))
-		return err
-	})
+	all, err := e.plugins(ctx)
 	if err != nil {
-		return []metadata.Finding{
-			finding(metadata.StatusFailure, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on"),
-		}
+		e.add(metadata.StatusFailure, looked, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")
+		return
 	}
-	var findings []metadata.Finding
+	if len(all) == 0 {
+		e.add(metadata.StatusFailure, looked, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md")
+	}
 	for _, p := range all {
-		if p.Provider != driver {
-			continue
-		}
 		found := fmt.Sprintf("%s: %d of %d controllers and %d of %d nodes are healthy",
 			p.ID, p.ControllersHealthy, p.ControllersExpected, p.NodesHealthy, p.NodesExpected)
-		next := "nomad plugin status -verbose " + p.ID + " names the allocations; their logs say why"
+		status := metadata.StatusOK
 		switch {
 		case p.ControllersHealthy == 0 || p.NodesHealthy == 0:
-			findings = append(findings, finding(metadata.StatusFailure, found, next))
+			status = metadata.StatusFailure
 		case p.ControllersHealthy < p.ControllersExpected || p.NodesHealthy < p.NodesExpected:
-			findings = append(findings, finding(metadata.StatusWarning, found, next))
+			status = metadata.StatusWarning
 		default:
-			findings = append(findings, finding(metadata.StatusOK, found, ""))
+			e.add(status, looked, found, "")
+			continue
+		}
+		e.add(status, looked, found+e.sick(ctx, p.ID),
+			"nomad plugin status -verbose "+p.ID+" names the allocations; their logs say why")
+	}
+}
+
+// sick says on which clients a plugin is not healthy, and why, if that can be read.
+func (e *examination) sick(ctx context.Context, plugin string) string {
+	info, err := e.plugin(ctx, plugin)
+	if err != nil {
+		return ""
+	}
+	var where []string
+	for _, half := range []map[string]pluginInstance{info.Controllers, info.Nodes} {
+		for _, client := range slices.Sorted(maps.Keys(half)) {
+			if i := half[client]; !i.Healthy {
+				where = append(where, fmt.Sprintf("%.8s (%s)", client, cmp.Or(i.HealthDescription, "no reason is given")))
+			}
 		}
 	}
-	if len(findings) == 0 {
-		return []metadata.Finding{
-			finding(metadata.StatusFailure, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md"),
+	if len(where) == 0 {
+		return ""
+	}
+	return "; not on " + metadata.Some(where)
+}
+
+const (
+	// maxClaimed is how many volumes with claims are looked at, those first whose claims changed last: the list of
+	// volumes does not tell whose claims they are.
+	maxClaimed = 200
+	// readsAtOnce bounds the reads that are under way.
+	readsAtOnce = 8
+)
+
+// claims looks for volumes that are claimed by allocations that have ended. No other allocation gets such a volume.
+func (e *examination) claims(ctx context.Context) {
+	const looked = "claims of volumes"
+	all, err := e.volumes(ctx)
+	if err != nil {
+		e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		return
+	}
+	claimed := slices.DeleteFunc(all, func(v volumeStub) bool { return v.CurrentReaders+v.CurrentWriters == 0 })
+	slices.SortFunc(claimed, func(a, b volumeStub) int { return cmp.Compare(b.ModifyTime, a.ModifyTime) })
+	read := make([]volumeInfo, min(len(claimed), maxClaimed))
+	group, grouped := errgroup.WithContext(ctx)
+	group.SetLimit(readsAtOnce)
+	for i := range read {
+		group.Go(func() (err error) {
+			read[i], _, err = e.readVolume(grouped, claimed[i], tracePolicy)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		return
+	}
+	dead := 0
+	for _, v := range read {
+		ended := slices.IndexFunc(v.Allocations, allocationStub.ended)
+		if ended < 0 {
+			continue
+		}
+		dead++
+		e.add(
+			metadata.StatusWarning, looked,
+			fmt.Sprintf("%s/%s is claimed by %s, which is %s", v.Namespace, v.ID, v.Allocations[ended].label(),
+				v.Allocations[ended].ClientStatus),
+			"nomad system gc; if the claim is still there after five minutes: docs/how-to/troubleshooting-nomad.md#stuck",
+		)
+	}
+	if dead == 0 {
+		e.add(metadata.StatusOK, looked, fmt.Sprintf("%d are claimed; of the %d that changed last, none by an allocation "+
+			"that has ended", len(claimed), len(read)), "")
+	}
+}
+
+const lookedReports = "reports about clients"
+
+// reports shows the last report about each client. An operator of volumes need not be allowed to read clients.
+func (e *examination) reports(ctx context.Context) {
+	switch err := e.readReports(ctx); {
+	case errors.Is(err, httpStatus(http.StatusForbidden)):
+		e.add(metadata.StatusOK, lookedReports, `not known: the token lacks node { policy = "read" }`, "")
+	case err != nil:
+		e.add(metadata.StatusWarning, lookedReports, err.Error(), "repeat the command")
+	}
+}
+
+// readReports reads the reports, which a controller has written into the metadata of the clients: what a planned
+// restart waits for.
+func (e *examination) readReports(ctx context.Context) error {
+	op := reading("read the reports about clients", `node { policy = "read" }`)
+	var nodes []struct{ ID, Name string }
+	query := url.Values{"filter": {fmt.Sprintf("%q in Meta", keyReport)}}
+	if _, err := e.get(ctx, op, "/v1/nodes?"+query.Encode(), &nodes); err != nil {
+		return err
+	}
+	for _, n := range nodes[:min(len(nodes), maxClaimed)] {
+		var info nodeInfo
+		if _, err := e.get(ctx, op, "/v1/node/"+url.PathEscape(n.ID), &info); err != nil {
+			return err
+		}
+		if report := info.Meta[keyReport]; report != "" {
+			found := fmt.Sprintf("client %s: %s", n.Name, strings.Join(strings.Fields(report), " "))
+			e.add(metadata.StatusOK, lookedReports, found, "")
 		}
 	}
-	return findings
+	return nil
 }
 
 var _ metadata.Examiner = (*Operator)(nil)

@@ -7,7 +7,6 @@ package nomad
 import (
 	"context"
 	"errors"
-	"net/http"
 	"net/url"
 
 	"github.com/hashicorp/nomad/api"
@@ -16,13 +15,22 @@ import (
 )
 
 // Operator reads what Nomad knows of the plugin's volumes, for the commands of an operator. It changes nothing.
-type Operator struct{ options Options }
+type Operator struct {
+	options Options
+	// Needs are the policies whose rules [Operator.Examine] looks for: [PolicyOperator] and the others.
+	Needs []string
+}
 
 // NewOperator makes an Operator. It does no I/O.
-func NewOperator(options Options) *Operator { return &Operator{options} }
+func NewOperator(options Options) *Operator { return &Operator{options: options} }
 
 // volumeStub is a volume in Nomad's list. Provider is the plugin's name, or empty while no plugin of its ID is known.
-type volumeStub struct{ ID, Namespace, ExternalID, Provider string }
+type volumeStub struct {
+	ID, Namespace, ExternalID, Provider string
+	CurrentReaders, CurrentWriters      int
+	// ModifyTime is in nanoseconds since 1970.
+	ModifyTime int64
+}
 
 // Inventory implements [metadata.Inventorist]. Nomad leaves out of its lists what a token may not read, without an
 // error. So with ACLs on it needs a management token.
@@ -30,7 +38,21 @@ func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
 	if err := o.seesAll(ctx); err != nil {
 		return metadata.Inventory{}, err
 	}
+	volumes, err := o.volumes(ctx)
+	if err != nil {
+		return metadata.Inventory{}, err
+	}
 	known := metadata.Inventory{SnapshotsUnknown: true}
+	for _, v := range volumes {
+		known.Volumes = append(known.Volumes, metadata.KnownObject{
+			ID: v.ExternalID, Object: "Nomad volume " + v.ID + " in namespace " + v.Namespace,
+		})
+	}
+	return known, nil
+}
+
+// volumes lists the plugin's volumes that the token may see, including those of a plugin that is not known now.
+func (o *Operator) volumes(ctx context.Context) (all []volumeStub, err error) {
 	query := url.Values{"type": {"csi"}, "namespace": {"*"}, "per_page": {"500"}}
 	for {
 		var page []volumeStub
@@ -46,21 +68,28 @@ func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
 			return err
 		})
 		if err != nil {
-			return metadata.Inventory{}, err
+			return nil, err
 		}
 		for _, v := range page {
-			if v.Provider != "" && v.Provider != driver {
-				continue
+			if v.Provider == "" || v.Provider == driver {
+				all = append(all, v)
 			}
-			known.Volumes = append(known.Volumes, metadata.KnownObject{
-				ID: v.ExternalID, Object: "Nomad volume " + v.ID + " in namespace " + v.Namespace,
-			})
 		}
 		if next == "" {
-			return known, nil
+			return all, nil
 		}
 		query.Set("next_token", next)
 	}
+}
+
+// readVolume reads a volume of a list. It returns false if the volume was deleted since. The caller needs the policy
+// with ACLs on.
+func (o *Operator) readVolume(
+	ctx context.Context, stub volumeStub, policy string,
+) (v volumeInfo, exists bool, err error) {
+	path := "/v1/volume/csi/" + url.PathEscape(stub.ID) + "?" + url.Values{"namespace": {stub.Namespace}}.Encode()
+	exists, err = o.get(ctx, reading("read volume "+stub.ID, policy), path, &v)
+	return v, exists, err
 }
 
 var (
@@ -79,18 +108,8 @@ var errNoIndex = errors.New("the answer has no X-Nomad-Index")
 
 // seesAll returns an error unless the token sees the volumes of all namespaces.
 func (o *Operator) seesAll(ctx context.Context) error {
-	var token struct{ Type string }
-	disabled := false
-	err := o.options.call(ctx, readToken, func(client *api.Client) error {
-		_, err := client.Raw().Query("/v1/acl/token/self", &token, (&api.QueryOptions{}).WithContext(ctx))
-		var refused api.UnexpectedResponseError
-		if errors.As(err, &refused) && refused.StatusCode() == http.StatusBadRequest {
-			disabled = true // "ACL support disabled": command/agent/acl_endpoint.go
-			return nil
-		}
-		return err
-	})
-	if err != nil || disabled || token.Type == "management" {
+	management, off, err := o.management(ctx)
+	if err != nil || off || management {
 		return err
 	}
 	return &metadata.Error{

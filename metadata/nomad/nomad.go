@@ -14,8 +14,8 @@
 //	  }
 //	}
 //
-// The provider reaches the agent through the socket of the task API, with the workload identity of the plugin's task, or
-// at an address. With ACLs on, the token needs the policy node { policy = "read" }.
+// The provider reaches the agent through the socket of the task API, with the workload identity of the plugin's task,
+// or at an address. With ACLs on, the token needs the policy node { policy = "read" }.
 //
 // A job file that sets OXIDE_INSTANCE_ID = "${meta.oxide.instance_id}" does not need this provider: see package static.
 //
@@ -286,7 +286,7 @@ func explain(ctx context.Context, address string, op operation, err error) *meta
 	case errors.As(err, &transport):
 		e.Cause = transport.Err
 	case errors.As(err, &refused):
-		e.Cause = fmt.Errorf("HTTP %d", refused.StatusCode())
+		e.Cause = httpStatus(refused.StatusCode())
 		explainStatus(e, op, refused.StatusCode())
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = err
@@ -297,6 +297,11 @@ func explain(ctx context.Context, address string, op operation, err error) *meta
 	}
 	return e
 }
+
+// httpStatus is the cause of a [metadata.Error] if the agent refused the request.
+type httpStatus int
+
+func (s httpStatus) Error() string { return fmt.Sprintf("HTTP %d", int(s)) }
 
 func explainStatus(e *metadata.Error, op operation, status int) {
 	switch {

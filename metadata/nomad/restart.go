@@ -139,12 +139,12 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 
 // Report implements [metadata.RestartRequester]. Nomad has no events that a plugin can write. So the last report is
 // written into the client's metadata, which "nomad node meta read" shows.
-func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.RestartReport) error {
+func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.Report) error {
 	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
 	}
-	text := time.Now().UTC().Format(time.RFC3339) + " " + report.Reason + ": " + report.Message
+	text := time.Now().UTC().Format(time.RFC3339) + " " + report.Event.Reason + ": " + report.Message
 	_, err = r.options.apply(ctx, "report about "+node, node, keys{keyReport: &text})
 	return err
 }
@@ -304,8 +304,8 @@ func (o Options) awaitServers(ctx context.Context, node, key, value string) erro
 	}
 }
 
-// query reads an object from the servers. It blocks until the object is newer than an index. The types of package api are
-// not used: they would link everything about a job.
+// query reads an object from the servers. It blocks until the object is newer than an index. The types of package api
+// are not used: they would link everything about a job.
 func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
 	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
 		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
@@ -316,7 +316,7 @@ func (o Options) query(ctx context.Context, what, path string, after uint64, out
 	})
 }
 
-// nodeCache finds nodeCache by their instances.
+// nodeCache finds Nomad nodes by their instances.
 type nodeCache struct {
 	mu sync.Mutex
 	// lastSeen are the IDs of the nodes on which instances were last found, by instance ID.

@@ -332,7 +332,7 @@ func TestRestartKeys(t *testing.T) {
 	if err := requester.Report(
 		t.Context(),
 		idA,
-		metadata.RestartReport{Reason: "RestartRefused", Message: "why"},
+		metadata.Report{Event: metadata.EventRestartRefused, Message: "why"},
 	); err != nil {
 		t.Fatal(err)
 	}

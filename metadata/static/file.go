@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// settleTime is how long a file must be unchanged before it is accepted. A program that does not rename leaves the
-	// file half written for a moment. An ID without its rack would put the node on the wrong rack.
+	// settleTime is how long a file must be unchanged before it is accepted. A program that writes in place leaves
+	// the file half written for a moment. An ID without its rack would put the node on the wrong rack.
 	settleTime = 100 * time.Millisecond
 	// maxRounds bounds the wait for a file that keeps changing, to about 2 s.
 	maxRounds = 20
@@ -121,14 +121,14 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 		}
 		text, ok := unquote(strings.TrimSpace(raw))
 		if !ok {
-			return nil, nil, lineError(file, i, "has a quote without its pair, or text after it", "write "+key+"=value")
+			return nil, nil, lineError(file, i, "has an unclosed quote, or text after the closing quote", "write "+key+"=value")
 		}
 		if first, twice := found[key]; twice && !sameValue(first.text, text) {
 			return nil, nil, lineError(
 				file,
 				i,
 				fmt.Sprintf("sets %s to another value than line %d", key, first.line),
-				"keep the right one",
+				"delete the wrong line",
 			)
 		}
 		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1), line: i + 1}

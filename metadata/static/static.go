@@ -2,8 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-// Package static is the metadata provider for an identity that is already known: an operator sets it, a job file fills it
-// in, or an init container writes it into a file.
+// Package static is the metadata provider for an identity that is already known: an operator sets it, a job file fills
+// it in, or an init container writes it into a file.
 //
 // # The file
 //
@@ -13,9 +13,9 @@
 //	OXIDE_INSTANCE_ID=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23
 //	export OXIDE_RACK="default"
 //
-// Empty lines and comments are skipped. "export " before a key, quotes around a value and Windows line ends are removed.
-// Two lines with the same key and different values are an error: either could be right. Other keys are logged once and
-// ignored.
+// Empty lines and comments are skipped. "export " before a key, quotes around a value and Windows line ends are
+// removed. Two lines with the same key and different values are an error: either could be right. Other keys are logged
+// once and ignored.
 //
 // The program that writes the file should replace it by a rename, so that the plugin never sees half of it. A file that
 // is written in place is accepted once it has not changed for a tenth of a second.

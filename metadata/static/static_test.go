@@ -99,8 +99,8 @@ func (w *world) repair() {
 	}
 }
 
-// keepWriting appends to a file until stop is called. It returns after the first write, so that the file is changing for
-// all later calls. stop returns after the last write.
+// keepWriting appends to a file until stop is called. It returns after the first write, so that the file is changing
+// for all later calls. stop returns after the last write.
 func keepWriting(t *testing.T, file string) (stop func()) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -155,8 +155,8 @@ func TestFile(t *testing.T) {
 		"no equals sign":    {"OXIDE_INSTANCE_ID=" + idA + "\nhunter2\n", metadata.Instance{}, "line 2 is not KEY=VALUE"},
 		"no key":            {"=hunter2\n", metadata.Instance{}, "line 1 is not KEY=VALUE"},
 		"yaml":              {"oxide-instance-id: " + idA + "\n", metadata.Instance{}, "line 1 is not KEY=VALUE"},
-		"open quote":        {"OXIDE_INSTANCE_ID='" + idA + "\n", metadata.Instance{}, "line 1 has a quote without its pair"},
-		"text after quote":  {"OXIDE_INSTANCE_ID='" + idA + "'hunter2\n", metadata.Instance{}, "line 1 has a quote without its pair, or text after it"},
+		"open quote":        {"OXIDE_INSTANCE_ID='" + idA + "\n", metadata.Instance{}, "line 1 has an unclosed quote"},
+		"text after quote":  {"OXIDE_INSTANCE_ID='" + idA + "'hunter2\n", metadata.Instance{}, "line 1 has an unclosed quote, or text after the closing quote"},
 		"template":          {"OXIDE_INSTANCE_ID=${meta.oxide.instance_id}\n", metadata.Instance{}, "a template that the orchestrator did not fill in"},
 		"bad ID":            {"OXIDE_INSTANCE_ID=node-a\n", metadata.Instance{}, `line 1: the instance ID "node-a" is not a UUID; set it to`},
 		"bad rack":          {"OXIDE_INSTANCE_ID=" + idA + "\nOXIDE_RACK=east 1\n", metadata.Instance{}, "line 2: the rack name"},

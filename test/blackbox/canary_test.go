@@ -508,8 +508,8 @@ func (s *recordedPlugin) liveOnNode(
 	)
 }
 
-// liveEncrypted stages an encrypted volume with canaries as passphrases: right, changed and wrong. Without device-mapper,
-// which the kernel of this machine may lack, a stage fails after it has used the passphrase.
+// liveEncrypted stages an encrypted volume with canaries as passphrases: right, changed and wrong. Without
+// device-mapper, which the kernel of this machine may lack, a stage fails after it has used the passphrase.
 func (s *recordedPlugin) liveEncrypted(t *testing.T, sim *simtest.Sim, e *evidence) {
 	t.Helper()
 	if !isRoot() {

@@ -10,12 +10,15 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestVolumeMovesBetweenNodes moves a volume with data from one node to another, as when its workload is rescheduled.
-// It uses one controller, a plugin in each of two guests, and real filesystems on real block devices.
+// Then the volume grows. It uses one controller, a plugin in each of two guests,
+// and real filesystems on real block devices.
 func TestVolumeMovesBetweenNodes(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -72,6 +75,19 @@ func TestVolumeMovesBetweenNodes(t *testing.T) {
 					}
 				})
 			}
+
+			grow := &csi.ControllerExpandVolumeRequest{
+				VolumeId: volume.GetVolumeId(), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
+				VolumeCapability: capability,
+			}
+			on("node-a", func(*mounted) {
+				_, err := controller.ControllerExpandVolume(within(t, time.Minute), grow)
+				if code := status.Code(err); code != codes.FailedPrecondition {
+					t.Errorf("a volume in use grows: %v", err)
+				}
+			})
+			twice(t, c, controller.ControllerExpandVolume, grow)
+			on("node-b", func(m *mounted) { check(t, "the volume that has grown", m, written, grownBytes(capability)) })
 
 			twice(t, c, controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 			checkLeftovers(t, sim, 0)

@@ -158,3 +158,44 @@ func (m *mounted) checkKind(t *testing.T) {
 		t.Errorf("%s has a filesystem of type %#x, want %#x", m.target, fs.Type, want)
 	}
 }
+
+// check compares data and size of a mounted volume.
+func check(t *testing.T, what string, m *mounted, written string, leastBytes int64) {
+	t.Helper()
+	if read := m.checksum(t); read != written {
+		t.Errorf("%s has data with the checksum %s, want %s", what, read, written)
+	}
+	if got := sizeOf(t, m); got < leastBytes {
+		t.Errorf("%s has %d bytes, want %d", what, got, leastBytes)
+	}
+}
+
+// sizeOf is the size in bytes of a block volume, or of the filesystem without its own data.
+func sizeOf(t *testing.T, m *mounted) int64 {
+	t.Helper()
+	if m.capability.GetBlock() == nil {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(m.target, &fs); err != nil {
+			t.Fatal(err)
+		}
+		return int64(fs.Blocks) * fs.Bsize
+	}
+	device, err := os.Open(m.target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	size, err := device.Seek(0, io.SeekEnd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return size
+}
+
+// grownBytes is the least size of a volume that has grown to 2 GiB: a filesystem needs some of it.
+func grownBytes(capability *csi.VolumeCapability) int64 {
+	if capability.GetBlock() != nil {
+		return 2 * gib
+	}
+	return 2*gib - gib/8
+}

@@ -20,6 +20,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // actor is an orchestrator of one volume. It repeats a request after FAILED_PRECONDITION, and sends it to the
@@ -31,6 +34,9 @@ type actor struct {
 	made   int
 
 	id string
+	// disk is the name of the volume's disk. Unlike the disk's ID it stays when the volume grows.
+	disk      string
+	sizeBytes int64
 	// last is the node where the volume was published last.
 	last string
 	// outcomeUnknown means that the last request may still be executed. breaksAt is the number of kills and changes of
@@ -53,13 +59,13 @@ type publication struct {
 	times int
 }
 
-// publications returns the current publications by disk.
+// publications returns the current publications by the disk's name.
 func publications(actors []*actor) map[string]publication {
 	all := map[string]publication{}
 	for _, a := range actors {
 		a.mu.Lock()
 		if a.node != "" {
-			all[a.id] = publication{a, a.node, a.times}
+			all[a.disk] = publication{a, a.node, a.times}
 		}
 		a.mu.Unlock()
 	}
@@ -110,12 +116,16 @@ func (a *actor) step(ctx context.Context) {
 	case a.id == "":
 		a.create(ctx)
 	case a.node == "":
-		switch a.random.IntN(8) {
+		switch a.random.IntN(10) {
 		case 0:
 			a.delete(ctx)
 		case 1:
 			a.checkShown(ctx)
-		case 2, 3, 4:
+		case 2, 3:
+			if a.sizeBytes < maxBytes {
+				a.expand(ctx)
+			}
+		case 4, 5, 6:
 			if a.last != "" {
 				a.results.count("publish on the same node again")
 				a.publish(ctx, a.last, true)
@@ -152,6 +162,7 @@ func (a *actor) create(ctx context.Context) {
 		if err == nil {
 			a.mu.Lock()
 			a.id, a.last = resp.GetVolume().GetVolumeId(), ""
+			a.disk, a.sizeBytes = diskname.ForVolume(simtest.ClusterID, name), gib
 			a.mu.Unlock()
 			return
 		}
@@ -218,6 +229,36 @@ func (a *actor) delete(ctx context.Context) {
 			return
 		}
 		a.allow("delete", err, codes.Internal)
+	}
+}
+
+// expand makes the volume larger. It gives up if the disk is still attached or the rack has no room, and after some
+// tries: then a publish takes back what the last try left.
+func (a *actor) expand(ctx context.Context) {
+	a.results.count("expand")
+	want := a.sizeBytes + gib
+	for ctx.Err() == nil {
+		resp, err := send(ctx, a, csi.ControllerClient.ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{
+			VolumeId: a.id, CapacityRange: &csi.CapacityRange{RequiredBytes: want}, VolumeCapability: capability,
+		})
+		switch status.Code(err) {
+		case codes.OK:
+			if got := resp.GetCapacityBytes(); got != want {
+				a.results.violation("expanded to %d bytes instead of %d: %s", got, want, a.historyText())
+			}
+			a.sizeBytes = want
+			return
+		case codes.FailedPrecondition:
+			a.results.count("expand refused: still attached")
+			return
+		case codes.OutOfRange:
+			return
+		}
+		a.allow("expand", err, codes.Internal)
+		if a.random.IntN(20) == 0 {
+			a.results.count("expand given up")
+			return
+		}
 	}
 }
 

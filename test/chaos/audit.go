@@ -112,6 +112,7 @@ func (w *world) auditSnapshots(ctx context.Context, workers []*worker, b *result
 		s := known[string(found.Name)]
 		switch {
 		case strings.HasPrefix(string(found.Name), temporaryPrefix): // auditTemporary checks these
+		case isExpansion(found): // auditExpansions checks these
 		case s == nil:
 			b.violation("snapshot %s (%s) is on the rack, but no client created it", found.Name, found.Id)
 		case s.fate != lives || s.id != found.Id:
@@ -139,6 +140,9 @@ func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *results) e
 			return err
 		}
 	}
+	if err := w.auditExpansions(ctx, b); err != nil {
+		return err
+	}
 	left, err := w.sim.Leftovers(ctx)
 	if err != nil {
 		return err
@@ -149,7 +153,7 @@ func (w *world) auditEmpty(ctx context.Context, workers []*worker, b *results) e
 	return nil
 }
 
-// disksOnRack returns all disks of the first rack by ID, without boot disks.
+// disksOnRack returns all disks of the first rack by the ID of their volume, without boot disks.
 func (w *world) disksOnRack(ctx context.Context) (map[string]oxide.Disk, error) {
 	return disksOn(ctx, w.rack, w.sim.Project)
 }
@@ -162,7 +166,7 @@ func disksOn(ctx context.Context, client *oxide.Client, project string) (map[str
 	disks := map[string]oxide.Disk{}
 	for _, disk := range all {
 		if !strings.HasSuffix(string(disk.Name), "-boot") {
-			disks[disk.Id] = disk
+			disks[volumeID(disk)] = disk
 		}
 	}
 	return disks, nil

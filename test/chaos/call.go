@@ -171,9 +171,9 @@ type answer[Response any] struct {
 	err  error
 }
 
-// try sends a request once, or sometimes twice at the same time, to one controller or to both, as two sidecars do if one
-// does not know yet that it lost the lease. Of two answers it returns the better: OK before an unknown outcome, and that
-// before an error.
+// try sends a request once, or sometimes twice at the same time, to one controller or to both, as two sidecars do if
+// one does not know yet that it lost the lease. Of two answers it returns the better: OK before an unknown outcome, and
+// that before an error.
 func try[Request, Response proto.Message](
 	ctx context.Context,
 	w *worker,

@@ -11,26 +11,26 @@
 //
 // Two of the built plugins serve the controller's RPCs, and the built oxide-sim is their rack. Workers send requests as
 // orchestrators do: with retries, with deadlines that are sometimes too short, and sometimes twice at once (worker.go,
-// call.go). As with Kubernetes' sidecars, one controller gets all RPCs of a kind, and at random the other one takes over
-// (sidecars.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugins and
-// rack are killed and started again with the state that they left (world.go). Creates are repeated with the requirement
-// moved to a second rack, which must stay empty (otherrack.go). As root the rack has guests. Then the data on
-// each volume's block device is compared wherever it appears again, for instance in a clone (guest.go).
+// call.go). As with Kubernetes' sidecars, one controller gets all RPCs of a kind, and at random the other one takes
+// over (sidecars.go). Meanwhile calls of the rack fail in every possible way. Instances stop, fail and migrate. Plugins
+// and rack are killed and started again with the state that they left (world.go). Creates are repeated with the
+// requirement moved to a second rack, which must stay empty (otherrack.go). As root the rack has guests. Then the data
+// on each volume's block device is compared wherever it appears again, for instance in a clone (guest.go).
 //
 // Then all faults end. Every client gets an answer, and the audit compares the answers with the rack (audit.go). Each
 // disk and snapshot on the rack must be one that a client created and did not delete. Each volume that a client created
 // must exist, attached where the client published it. The temporary snapshots of interrupted clones must be gone an
-// hour later (sweep.go).
+// hour later (sweep.go). Volumes grow, and what an interrupted expansion leaves must be gone soon after (expand.go).
 //
 // The printed seed determines the random numbers of each worker. A run can be repeated only as far as concurrency
 // allows: the rack decides which call a fault hits, and timing decides which answer comes first.
 //
 // One situation is avoided, because no client of a rack can handle it: after a plugin was killed or has lost the lease,
-// the rack still executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone until
-// the rack must have executed it (lateness).
+// the rack still executes the plugin's requests, perhaps late. A worker with such a request leaves the volume alone
+// until the rack must have executed it (lateness).
 //
 // With -restarts (make chaos-restart) the rack changes the disks of stopped instances only. Two controllers restart the
-// instances, with a lease of 12 seconds. Orchestrators publish, repeat, move and delete volumes through either
+// instances, with a lease of 12 seconds. Orchestrators publish, repeat, move, expand and delete volumes through either
 // controller. Controllers and rack are killed, controllers are also stopped, and an operator stops and starts
 // instances. The audit watches the rack all the time (planned.go, actor.go, planned_audit.go, planner.go):
 //
@@ -139,39 +139,39 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	workers := w.newWorkers()
 	end := time.Now().Add(o.duration)
-	ctx, cancel := context.WithDeadline(ctx, end.Add(settleTime))
+	clients, cancel := context.WithDeadline(ctx, end.Add(settleTime))
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, worker := range workers {
-		wg.Go(func() { worker.work(ctx, end) })
+		wg.Go(func() { worker.work(clients, end) })
 	}
 	for kind := range w.leases {
-		wg.Go(func() { w.handOverMany(ctx, kind, end) })
+		wg.Go(func() { w.handOverMany(clients, kind, end) })
 	}
-	if err := w.disrupt(ctx, end); err != nil {
+	if err := w.disrupt(clients, end); err != nil {
 		cancel()
 		wg.Wait()
 		return err
 	}
 	wg.Wait()
-	if err := pause(ctx, lateness); err != nil {
+	if err := pause(clients, lateness); err != nil {
 		results.violation("interrupted, or a client had no answer %s after the last fault: %v", settleTime, err)
 		return results.report(w, time.Since(begun), successLine)
 	}
-	if err := w.audit(ctx, workers, results); err != nil {
+	if err := w.audit(clients, workers, results); err != nil {
 		return err
 	}
-	if err := w.setQuota(ctx, 0); err != nil {
+	if err := w.setQuota(clients, 0); err != nil {
 		return err
 	}
-	if err := w.auditOtherRack(ctx, workers, results); err != nil {
+	if err := w.auditOtherRack(clients, workers, results); err != nil {
 		return err
 	}
 	for _, worker := range workers {
-		wg.Go(func() { worker.cleanUp(ctx) })
+		wg.Go(func() { worker.cleanUp(clients) })
 	}
 	wg.Wait()
-	if err := ctx.Err(); err != nil {
+	if err := clients.Err(); err != nil {
 		results.violation("not everything could be deleted within %s after the last fault: %v", settleTime, err)
 	} else if err := w.auditEmpty(ctx, workers, results); err != nil {
 		return err

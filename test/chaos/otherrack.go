@@ -87,9 +87,9 @@ func (w *world) killOtherRack(ctx context.Context) error {
 	return w.injectFaultsInto(ctx, w.other.sim)
 }
 
-// mayMove decides at random whether the requirement of a volume moves before the outcome of its create is known. It must
-// not move while the first rack may still execute a request of before a kill or a hand-over, because no plugin can know
-// of that request.
+// mayMove decides at random whether the requirement of a volume moves before the outcome of its create is known. It
+// must not move while the first rack may still execute a request of before a kill or a hand-over, because no plugin can
+// know of that request.
 func (w *worker) mayMove(v *volume) bool {
 	return w.random.IntN(2) == 0 && v.request.VolumeContentSource == nil &&
 		!time.Now().Before(w.orphansDoneAt(&v.object)) &&
@@ -153,18 +153,22 @@ func (w *worker) createElsewhere(ctx context.Context, v *volume) error {
 	request.AccessibilityRequirements = requireRack(otherRackName)
 	resp, err := ask(ctx, w, &v.object, w.CreateVolume, request, nil)
 	if err != nil {
-		w.wantCode(&v.object, creating, err, codes.AlreadyExists)
+		allowed := []codes.Code{codes.AlreadyExists}
+		if w.wasSilent(v.name) {
+			allowed = append(allowed, codes.ResourceExhausted) // the other rack was tried, and is full
+		}
+		w.wantCode(&v.object, creating, err, allowed...)
 		return nil
 	}
-	if !w.wasSilent(v.name) {
+	if !v.mayHaveTwo && !w.wasSilent(v.name) {
 		return fmt.Errorf("a second disk %s: %s", resp.GetVolume().GetVolumeId(), v.historyText())
 	}
 	w.results.count("second disks with a reason")
 	return w.deleteSecond(ctx, v, resp.GetVolume().GetVolumeId())
 }
 
-// wasSilent reports whether a controller logged that the first rack did not answer when it looked for this volume. Only then a
-// second disk is possible: a rack that is down must not block a create on another one.
+// wasSilent reports whether a controller logged that the first rack did not answer when it looked for this volume. Only
+// then a second disk is possible: a rack that is down must not block a create on another one.
 func (w *world) wasSilent(name string) bool {
 	for range 10 {
 		log, err := os.ReadFile(w.path(pluginLog))
@@ -251,8 +255,9 @@ func (w *world) auditOtherDisks(ctx context.Context, workers []*worker, b *resul
 			b.violation("disk %s (%s) is on the other rack, but no client created it", disk.Name, disk.Id)
 		case !v.mayHaveTwo && !w.wasSilent(v.name):
 			b.violation("disk %s (%s) is on the other rack, a second one for %s", disk.Name, disk.Id, v.historyText())
+		default:
+			b.count("second disks with a reason")
 		}
-		b.count("second disks with a reason")
 		if err := w.other.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}); err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ import (
 // restartRecord is the part of a controller's restart record that the audit reads.
 type restartRecord struct {
 	Instance string `json:"instance"`
+	Holder   string `json:"by"`
 	MayStop  bool   `json:"mayStop"`
 }
 
@@ -72,13 +74,21 @@ func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 	return found, nil
 }
 
-// longestDown is the longest time that an instance may be down for a restart, with any faults.
+// longestDown is the longest time that an instance may be down for a restart while the same controller holds it, with
+// any faults. Each controller that takes it over starts with the change of the disks again, which may take a minute.
 const longestDown = plannedLease + time.Minute
+
+// down is an instance that is down for a restart.
+type down struct {
+	// since is when the instance went down, or when the last of its holders was first seen.
+	since   time.Time
+	holders map[string]bool
+}
 
 // watch checks the rack until the context ends. It checks how many instances are down and for how long, and to which
 // instances the published volumes are attached.
 func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
-	downSince := map[string]time.Time{}
+	downNow := map[string]*down{}
 	reported := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
 		owned := p.stoppedByOthersNow()
@@ -87,14 +97,15 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		if err != nil {
 			continue // the rack is dead
 		}
-		_, _ = p.readRecords(ctx) // updates mayStop; after an error, the next check does
+		found, _ := p.readRecords(ctx) // updates mayStop; after an error, the next check does
 		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
 		p.results.count("check of the whole rack")
-		p.checkDown(list, owned, ownedAfter, downSince)
+		p.checkDown(list, owned, ownedAfter, downNow)
+		p.checkDuration(list, found, downNow)
 		on := map[string]string{}
 		for _, instance := range list {
 			for _, disk := range instance.Disks {
-				on[disk.ID] = instance.ID
+				on[disk.Name] = instance.ID
 			}
 		}
 		for disk, publication := range before {
@@ -112,32 +123,61 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	}
 }
 
-// checkDown checks the instances that are down and were not stopped by their owner.
+// checkDown checks how many instances are down and were not stopped by their owner.
 func (p *plannedWorld) checkDown(
 	list []simtest.SimInstance,
 	before, after map[string]time.Time,
-	since map[string]time.Time,
+	downNow map[string]*down,
 ) {
-	down := 0
 	for _, instance := range list {
 		_, owned := before[instance.ID]
 		if _, now := after[instance.ID]; owned || now || instance.RunState == "running" {
-			delete(since, instance.ID)
+			delete(downNow, instance.ID)
 			continue
 		}
-		down++
-		if since[instance.ID].IsZero() {
-			since[instance.ID] = time.Now()
+		if downNow[instance.ID] == nil {
+			downNow[instance.ID] = &down{since: time.Now(), holders: map[string]bool{}}
 			p.results.count("instance taken down for a restart")
 		}
-		if took := time.Since(since[instance.ID]); took > longestDown {
-			p.results.violation("instance %s has been %s since %s", instance.ID, instance.RunState, stamp(since[instance.ID]))
-			since[instance.ID] = time.Now()
+	}
+	if len(downNow) > maxDown {
+		p.results.violation("%d instances are down for restarts: %+v", len(downNow), list)
+	}
+}
+
+// checkDuration checks for how long each instance has been down.
+func (p *plannedWorld) checkDuration(list []simtest.SimInstance, found records, downNow map[string]*down) {
+	for _, instance := range list {
+		d := downNow[instance.ID]
+		if d == nil {
+			continue
+		}
+		for _, r := range found.restarts {
+			if r.Instance == instance.ID && !d.holders[r.Holder] {
+				d.since, d.holders[r.Holder] = time.Now(), true
+			}
+		}
+		if time.Since(d.since) > longestDown {
+			p.results.violation(
+				"instance %s has been %s under the same controller since %s:\n%s",
+				instance.ID, instance.RunState, stamp(d.since), p.logOf(instance.ID),
+			)
+			d.since = time.Now()
 		}
 	}
-	if down > maxDown {
-		p.results.violation("%d instances are down for restarts: %+v", down, list)
+}
+
+// logOf returns the last lines of the controllers' logs about the restarts of an instance.
+func (p *plannedWorld) logOf(instance string) string {
+	const most = 40
+	text, err := os.ReadFile(p.path(plannerLog))
+	if err != nil {
+		return err.Error()
 	}
+	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
+		return !strings.Contains(line, instance) || strings.Contains(line, "msg=answered")
+	})
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
 func (p *plannedWorld) stoppedByOthersNow() map[string]time.Time {
@@ -180,8 +220,12 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []s
 		p.results.violation("the disks cannot be listed: %v", err)
 		return
 	}
+	exists := map[string]bool{}
+	for _, disk := range disks {
+		exists[disk.Id] = true
+	}
 	for _, detach := range found.deferred {
-		if _, exists := disks[detach.Disk]; !exists {
+		if !exists[detach.Disk] {
 			p.results.count("record left of a deleted disk")
 			continue
 		}
@@ -199,8 +243,8 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []s
 	}
 }
 
-// deleteAll stops all instances as their owner does, and deletes all volumes. After that, no disk and no restart record
-// may be left, and all instances must still be stopped.
+// deleteAll stops all instances as their owner does, and deletes all volumes. After that, no disk, no restart record
+// and nothing of an expansion may be left, and all instances must still be stopped.
 func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	for _, instance := range p.instances {
 		p.setRunState(ctx, instance, "stopped")
@@ -226,6 +270,9 @@ func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
 	p.auditRecords(ctx, found, list)
 	if err != nil || leftErr != nil || listErr != nil || len(found.restarts)+left.Disks > 0 {
 		p.results.violation("left on the rack: %+v, %+v, %v, %v, %v", found, left, err, leftErr, listErr)
+	}
+	if err := p.auditExpansions(ctx, p.results); err != nil {
+		p.results.violation("what is left of expansions cannot be listed: %v", err)
 	}
 	for _, instance := range list {
 		if instance.RunState != "stopped" {

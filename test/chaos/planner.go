@@ -91,6 +91,7 @@ func runPlanner(args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	controller.StartSweeping(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { controller.PlanRestarts(ctx, client) })
 	var served error

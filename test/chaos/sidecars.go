@@ -36,8 +36,8 @@ const replicas = 2
 type lease struct {
 	mu     sync.Mutex
 	holder int
-	// held ends when the holder loses the lease. While nobody holds it, held has ended, and taken is closed when somebody
-	// takes it.
+	// held ends when the holder loses the lease. While it has no holder, held has ended, and taken is closed when a
+	// controller takes the lease.
 	held   context.Context
 	lose   context.CancelFunc
 	taken  chan struct{}
@@ -51,6 +51,7 @@ const (
 	provisioner = "provisioner"
 	attacher    = "attacher"
 	snapshotter = "snapshotter"
+	resizer     = "resizer"
 )
 
 // sidecarOf returns the sidecar that sends an RPC. The method may begin with the name of its service.
@@ -60,6 +61,8 @@ func sidecarOf(method string) string {
 		return attacher
 	case "CreateSnapshot", "DeleteSnapshot", "ListSnapshots":
 		return snapshotter
+	case "ControllerExpandVolume":
+		return resizer
 	}
 	return provisioner
 }
@@ -82,7 +85,7 @@ func connectSidecars(sockets [replicas]string, seed uint64) (*sidecars, error) {
 		}
 		s.conns[i] = conn
 	}
-	for number, kind := range []string{provisioner, attacher, snapshotter} {
+	for number, kind := range []string{provisioner, attacher, snapshotter, resizer} {
 		l := &lease{random: rand.New(rand.NewPCG(seed, 1<<32+uint64(number))), taken: make(chan struct{})}
 		l.take(l.random.IntN(replicas))
 		s.leases[kind] = l
@@ -110,7 +113,7 @@ func (l *lease) take(holder int) {
 	l.taken = make(chan struct{})
 }
 
-// current waits until somebody holds the lease.
+// current waits until the lease has a holder.
 func (l *lease) current(ctx context.Context) (holder int, held context.Context, err error) {
 	for {
 		l.mu.Lock()
@@ -127,7 +130,7 @@ func (l *lease) current(ctx context.Context) (holder int, held context.Context, 
 	}
 }
 
-// maxGap is how long nobody holds a lease at a hand-over. With the leases of Kubernetes' sidecars it is at least 5 s.
+// maxGap is how long a lease has no holder at a hand-over. With the leases of Kubernetes' sidecars it is at least 5 s.
 const maxGap = time.Second
 
 // handOver ends a lease, and with it the calls under way, and gives it to the other controller.

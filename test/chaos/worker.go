@@ -150,6 +150,7 @@ func (w *worker) stepsDetached() []step {
 		step{"publish", always, w.publish},
 		step{"publish", always, w.publish},
 		step{"unpublish again", always, w.unpublishAgain},
+		step{"expand", func(v *volume) bool { return v.sizeBytes < maxBytes }, w.expand},
 		step{"delete volume", always, w.deleteVolume},
 	)
 }
@@ -167,6 +168,7 @@ func (w *worker) stepsPublished() []step {
 		step{"unpublish elsewhere", always, w.unpublishElsewhere},
 		step{"publish elsewhere", always, w.publishElsewhere},
 		step{"delete published volume", always, w.deletePublished},
+		step{"expand published volume", always, w.expandPublished},
 	)
 }
 

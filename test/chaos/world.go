@@ -222,8 +222,8 @@ func (w *world) startPlugin(i int) error {
 	return err
 }
 
-// lateness is how long after a plugin's kill or after a hand-over the rack may still execute the requests of before: the
-// longest injected delay, and some time for a busy machine.
+// lateness is how long after a plugin's kill or after a hand-over the rack may still execute the requests of before:
+// the longest injected delay, and some time for a busy machine.
 const (
 	longDelay = 700 * time.Millisecond
 	lateness  = longDelay + 1300*time.Millisecond

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +31,7 @@ import (
 const namespace = "oxide-csi"
 
 // sets are the files of values in testdata.
-var sets = []string{"racks", "everything", "guest", "auto"}
+var sets = []string{"racks", "everything", "guest", "auto", "buckets"}
 
 func values(set string) string { return filepath.Join("testdata", set+".values.yaml") }
 
@@ -48,18 +49,33 @@ func TestKustomize(t *testing.T) {
 		{"startup taint", "base", []string{"startup-taint"}, []string{"--set=node.startupTaint=csi.oxide.computer/agent-not-ready"}},
 		{"await detach", "base", []string{"await-detach"}, []string{"--set=node.registration=plugin,node.awaitDetachSeconds=300"}},
 		{"network policy", "base", []string{"network-policy"}, []string{"--set=networkPolicy.enabled=true"}},
+		{"pod monitor", ".", []string{"pod-monitor"}, []string{"--set=snapshots.enabled=true,metrics.podMonitor.enabled=true"}},
+		{"service monitor", ".", []string{"service-monitor"}, []string{"--set=snapshots.enabled=true,metrics.serviceMonitor.enabled=true"}},
 		{"twelve disks", "base", []string{"twelve-disks"}, []string{"--set=maxDisks=12"}},
 		{"capacity", "base", []string{"capacity"}, []string{"--set=csiDriver.storageCapacity=true"}},
+		{"event about the token", "base", []string{"token-event"}, []string{"--set=controller.tokenEvent=true"}},
 		{"planned restarts", "base", []string{"restart"}, []string{"--set=attachMode=restart"}},
+		{"buckets", "base buckets", nil, []string{"--set=buckets.enabled=true"}},
 		{"all of it", ".", []string{"startup-taint", "await-detach", "restart", "restart-drain"}, []string{
 			"--set=snapshots.enabled=true,attachMode=restart,restartDrain=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			want := parse(t, run(t, kustomize, "build", overlay(t, tc.folder, tc.components)))
+			// kustomize adds a hash to the name of the COSI driver's file of stores, the chart an annotation to its pod.
+			manifests := storesHash.ReplaceAll(
+				run(t, kustomize, "build", overlay(t, tc.folder, tc.components)),
+				[]byte("oxide-cosi"),
+			)
+			want := parse(t, manifests)
 			// A release does not own its namespace.
 			delete(want, "Namespace/"+namespace)
 			got := parse(t, render(t, tc.args...))
 			removeReleaseLabels(t, got)
+			if pod, ok := lookup(got["Deployment/oxide-csi/oxide-cosi"], strings.Fields("spec template metadata")).(object); ok {
+				if lookup(pod, []string{"annotations", "checksum/stores"}) == nil {
+					t.Error("a change of the stores does not replace the COSI driver's pod")
+				}
+				delete(pod, "annotations")
+			}
 			// kustomize puts added items first. The order of these lists has no meaning.
 			sortLists(t, want)
 			sortLists(t, got)
@@ -70,8 +86,10 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// removeReleaseLabels checks that the chart's objects have the labels of their release, and removes them: manifests have
-// no release.
+var storesHash = regexp.MustCompile(`oxide-cosi-[0-9a-z]{10}\b`)
+
+// removeReleaseLabels checks that the chart's objects have the labels of their release, and removes them: manifests
+// have no release.
 func removeReleaseLabels(t *testing.T, objects map[string]object) {
 	t.Helper()
 	remove := func(labels object, key, want string) {
@@ -80,20 +98,22 @@ func removeReleaseLabels(t *testing.T, objects map[string]object) {
 		}
 		delete(labels, key)
 	}
+	version, err := os.ReadFile("../../VERSION")
+	must(t, err)
 	pods := 0
 	for _, o := range objects {
 		labels := at[object](t, o, "metadata", "labels")
 		remove(labels, "app.kubernetes.io/instance", "oxide-csi")
-		remove(labels, "app.kubernetes.io/version", "v0.1.0")
+		remove(labels, "app.kubernetes.io/version", "v"+strings.TrimSpace(string(version)))
 		remove(labels, "app.kubernetes.io/managed-by", "Helm")
-		remove(labels, "helm.sh/chart", "oxide-csi-0.1.0")
+		remove(labels, "helm.sh/chart", "oxide-csi-"+strings.TrimSpace(string(version)))
 		if template, ok := lookup(o, []string{"spec", "template", "metadata", "labels"}).(object); ok {
 			remove(template, "app.kubernetes.io/instance", "oxide-csi")
 			pods++
 		}
 	}
-	if pods != 2 {
-		t.Errorf("%d objects make pods, want the controller's and the node's", pods)
+	if pods < 2 {
+		t.Errorf("%d objects make pods, want at least the controller's and the node's", pods)
 	}
 }
 
@@ -128,7 +148,7 @@ func TestKustomizeNamespace(t *testing.T) {
 	}
 }
 
-// overlay returns a folder with a kustomization of one of the manifests' folders and components.
+// overlay returns a folder with a kustomization of some of the manifests' folders, separated by spaces, and components.
 func overlay(t *testing.T, folder string, components []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -139,7 +159,11 @@ func overlay(t *testing.T, folder string, components []string) string {
 		must(t, err)
 		return path
 	}
-	text := "resources: [" + relative(folder) + "]\ncomponents:\n"
+	text := "resources:\n"
+	for _, resource := range strings.Fields(folder) {
+		text += "  - " + relative(resource) + "\n"
+	}
+	text += "components:\n"
 	for _, component := range components {
 		text += "  - " + relative(component) + "\n"
 	}
@@ -158,7 +182,7 @@ func sortLists(t *testing.T, objects map[string]object) {
 		return items
 	}
 	for name, o := range objects {
-		if !strings.HasPrefix(name, "Deployment/") && !strings.HasPrefix(name, "DaemonSet/") {
+		if kind, _, _ := strings.Cut(name, "/"); kind != "Deployment" && kind != "DaemonSet" && kind != "StatefulSet" {
 			continue
 		}
 		spec := at[object](t, o, "spec", "template", "spec")
@@ -503,8 +527,8 @@ func secret(t *testing.T, source object, files map[string]string) {
 	}
 }
 
-// TestHungPluginIsRestarted checks how long a plugin that does not answer is left alone. It is killed without an answer to
-// its signal, so the time to end counts too.
+// TestHungPluginIsRestarted checks how long a plugin that does not answer is left alone. It is killed without an answer
+// to its signal, so the time to end counts too.
 func TestHungPluginIsRestarted(t *testing.T) {
 	objects := parse(t, render(t, "--values="+values("everything")))
 	for _, pods := range []string{controllerPods, nodePods} {
@@ -565,8 +589,8 @@ func TestConfined(t *testing.T) {
 			}
 		}
 	}
-	if found != 7 {
-		t.Errorf("%d containers, want 7", found)
+	if found != 8 {
+		t.Errorf("%d containers, want 8", found)
 	}
 }
 
@@ -594,6 +618,10 @@ func TestRefused(t *testing.T) {
 		{"a pod's label that the chart sets", "invalid propertyName 'app'", []string{"--set=controller.podLabels.app=a"}},
 		{"a label that the chart sets", "invalid propertyName 'helm.sh/chart'", []string{`--set=commonLabels.helm\.sh/chart=a`}},
 		{"an unknown filesystem", "/storageClasses/0/fsType", []string{"--set=storageClasses[0].name=a,storageClasses[0].fsType=ext2"}},
+		{"a store without a size", "/buckets/stores/0", []string{"--set=buckets.stores[0].name=a"}},
+		{"a store's name that the driver refuses", "/buckets/stores/0/name", []string{"--set=buckets.stores[0].name=a.b,buckets.stores[0].size=1Gi"}},
+		{"a bucket class whose buckets have no valid name", "/buckets/classes/0/name", []string{"--set=buckets.classes[0].name=a-class-with-a-name-too-long"}},
+		{"a bucket class with a quota", "/buckets/classes/0/parameters", []string{"--set=buckets.classes[0].name=a,buckets.classes[0].parameters.quota=1Gi"}},
 		{"an unknown parameter", "/storageClasses/0/parameters", []string{"--set=storageClasses[0].name=a,storageClasses[0].parameters.blocksize=512"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -625,11 +653,24 @@ var open = []string{
 	"sidecars.provisioner.resources.requests",
 	"sidecars.attacher.resources.limits",
 	"sidecars.attacher.resources.requests",
+	"sidecars.resizer.resources.limits",
+	"sidecars.resizer.resources.requests",
 	"sidecars.snapshotter.resources.limits",
 	"sidecars.snapshotter.resources.requests",
 	"sidecars.registrar.resources.limits",
 	"sidecars.registrar.resources.requests",
+	"buckets.driver.affinity",
+	"buckets.driver.nodeSelector",
+	"buckets.driver.resources.limits",
+	"buckets.driver.resources.requests",
+	"buckets.sidecar.resources.limits",
+	"buckets.sidecar.resources.requests",
+	"buckets.gateway.affinity",
+	"buckets.gateway.nodeSelector",
+	"buckets.gateway.resources.limits",
+	"buckets.gateway.resources.requests",
 	"metrics.serviceMonitor.labels",
+	"metrics.podMonitor.labels",
 	"commonLabels",
 }
 

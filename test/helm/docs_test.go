@@ -35,10 +35,10 @@ var kubernetes = []string{
 	"FailedPreStopHook",
 }
 
-// TestSymptoms checks the symptom table of docs/how-to/kubernetes.md: the plugin or the chart must contain each quoted
-// message, so that an operator finds the row.
+// TestSymptoms checks the symptom table of docs/how-to/troubleshooting-kubernetes.md: the plugin or the chart must
+// contain each quoted message, so that an operator finds the row.
 func TestSymptoms(t *testing.T) {
-	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
+	page, err := os.ReadFile("../../docs/how-to/troubleshooting-kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}

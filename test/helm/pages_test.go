@@ -140,7 +140,8 @@ type right struct {
 // TestRightsPage makes the list of rights from the manifests and the comments on their rules. [TestKustomize] holds the
 // chart equal to them.
 func TestRightsPage(t *testing.T) {
-	rights := slices.Concat(rightsIn(t, "base/controller.yaml"), rightsIn(t, "base/node-identity.yaml"))
+	rights := slices.Concat(rightsIn(t, "base/controller.yaml"), rightsIn(t, "base/node-identity.yaml"),
+		rightsIn(t, "buckets/driver.yaml"))
 	components, err := filepath.Glob(filepath.Join(manifests, "*", "kustomization.yaml"))
 	must(t, err)
 	for _, file := range components {
@@ -149,6 +150,7 @@ func TestRightsPage(t *testing.T) {
 	var page strings.Builder
 	for _, account := range []struct{ title, name string }{
 		{"The controller's pods", "oxide-csi-controller"}, {"The node's pods", "oxide-csi-node"},
+		{"The sidecar of the COSI driver, with `buckets`", "oxide-cosi"},
 	} {
 		fmt.Fprintf(&page, "\n## %s: service account `%s`\n\n", account.title, account.name)
 		fmt.Fprint(&page, "| with | in | resources | verbs | why |\n|---|---|---|---|---|\n")

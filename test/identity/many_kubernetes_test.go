@@ -31,8 +31,8 @@ const (
 
 // TestManyProviders counts the requests of 1,000 providers at the API server, by its audit log. All begin at the same
 // moment and wait for the cloud controller manager, as the plugin waits. That takes one get, one list and one watch for
-// each, and a few more that the API server refuses while it has too many (HTTP 429). Then no request is made, however long
-// it takes. When their Nodes are initialised, the open watches tell the providers.
+// each, and a few more that the API server refuses while it has too many (HTTP 429). Then no request is made, however
+// long it takes. When their Nodes are initialised, the open watches tell the providers.
 func TestManyProviders(t *testing.T) {
 	c := newCluster(t)
 	name := func(i int) string { return fmt.Sprintf("node-%d", i) }

@@ -334,7 +334,7 @@ func (r *restarts) report(t *testing.T) {
 	must(
 		t,
 		r.requester().
-			Report(t.Context(), idA, metadata.RestartReport{Problem: true, Reason: "RestartRefused", Message: "why and what to do"}),
+			Report(t.Context(), idA, metadata.Report{Event: metadata.EventRestartRefused, Message: "why and what to do"}),
 	)
 	var node struct{ Metadata struct{ UID string } }
 	r.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)

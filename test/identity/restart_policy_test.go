@@ -211,8 +211,8 @@ func (m *messages) otherNamespace(t *testing.T) {
 	}
 }
 
-// write changes annotations of the Node: nil removes one. The result is empty, "refused" by one of the policies, or what
-// else happened.
+// write changes annotations of the Node: nil removes one. The result is empty, "refused" by one of the policies, or
+// what else happened.
 func (m *messages) write(name, method, subresource string, annotations object) string {
 	path := "/api/v1/nodes/" + nodeName + subresource
 	switch method {

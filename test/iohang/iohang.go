@@ -5,9 +5,9 @@
 // Package iohang makes a disk hang for some processes, and come back. A process that reads the disk then waits in the
 // kernel (state D), also after SIGKILL.
 //
-// It uses the kernel's throttle of a control group: the processes move to a group of their own, whose limit for the disk
-// is a few bytes a second. Processes of other groups are not affected, so tests of other packages do not hang. A read of
-// 4 KiB hangs for 40 s, so nothing hangs for ever if a test is killed before it releases the disk.
+// It uses the kernel's throttle of a control group: the processes move to a group of their own, whose limit for the
+// disk is a few bytes a second. Processes of other groups are not affected, so tests of other packages do not hang. A
+// read of 4 KiB hangs for 40 s, so nothing hangs for ever if a test is killed before it releases the disk.
 //
 // Writes that the kernel makes by itself, such as those of a journal, belong to no group and do not hang.
 package iohang

@@ -31,8 +31,10 @@ type cluster struct {
 	t *testing.T
 	// made has the files that all tests share, dir those of this cluster, programs the programs of Kubernetes.
 	made, dir, programs string
-	sim                 *simtest.Sim
-	a, b                *node
+	// id is the cluster ID with which the plugin was installed.
+	id   string
+	sim  *simtest.Sim
+	a, b *node
 	// west and c are a second rack and its node, which are added later.
 	west *simtest.Sim
 	c    *node

@@ -57,11 +57,16 @@ func prepare(dir string) error {
 	if err != nil {
 		return err
 	}
+	var releasedImages []string // the manifests of a release name images by digest
 	images := map[string][]string{
 		pauseImage:   {"-program=" + filepath.Join(built, "pause")},
 		busyboxImage: {"-program=/bin/busybox"},
 	}
 	for _, match := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(rendered, -1) {
+		if name, _, released := strings.Cut(path.Base(match[1]), "@"); released {
+			releasedImages = append(releasedImages, name)
+			continue
+		}
 		if images[match[1]], err = ingredients(dir, built, match[1]); err != nil {
 			return err
 		}
@@ -69,11 +74,20 @@ func prepare(dir string) error {
 	if err := os.Mkdir(filepath.Join(dir, "images"), 0o755); err != nil {
 		return err
 	}
+	for _, name := range releasedImages {
+		from := filepath.Join(simtest.ReleaseFiles(), "images", name+".oci.tar")
+		if _, err := command("cp", from, filepath.Join(dir, "images")); err != nil {
+			return err
+		}
+	}
 	for image, args := range images {
 		output := filepath.Join(dir, "images", path.Base(image)+".tar")
 		if _, err := command(tool, append([]string{"-o=" + output, "-tag=" + image}, args...)...); err != nil {
 			return err
 		}
+	}
+	if err := databaseImage(filepath.Join(dir, "images", "postgres.tar")); err != nil {
+		return err
 	}
 	if alsoPrepare != nil {
 		if err := alsoPrepare(dir, built); err != nil {
@@ -153,7 +167,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w: %s", cmd, err, stderr.String())
+		return stdout.String(), fmt.Errorf("%s: %w: %s", cmd, err, stderr.String())
 	}
 	return stdout.String(), nil
 }

@@ -37,13 +37,16 @@ func TestKubernetes(t *testing.T) {
 		how  func(*testing.T)
 	}{
 		{"node, limit and topology are registered", c.registration},
+		{"doctor asks for the rights", c.rights},
 		{"data outlives its pod and moves with the volume", c.life},
 		{"the plugin's share of the time", c.share},
 		{"one pod at a time", c.onePod},
 		{"the claim's events name a mistake", c.mistakes},
+		{"explain names what is wrong", c.explains},
 		{"xfs and btrfs", c.filesystems},
 		{"raw block", c.block},
 		{"snapshot, restore to a larger volume, clone", c.snapshots},
+		{"a claim grows", c.grown},
 		{"a disk created by an operator", c.existing},
 		{"no more volumes than the node's limit", c.limit},
 		{"the plugin is killed during a volume's life", c.killed},
@@ -51,10 +54,11 @@ func TestKubernetes(t *testing.T) {
 		{"another token, and a plugin that hangs", c.rotation},
 		{"a power cut", c.powerCut},
 		{"the manifests are uninstalled", c.removed},
-		{"a wrong token", c.wrongToken},
+		{"a wrong token and a wrong project", c.wrongSecret},
 		{"from the manifests to the chart", c.chart},
 		{"a node joins", c.joins},
 		{"two racks", c.racks},
+		{"an event says that a token expires", c.tokenExpires},
 		{"a node is drained and removed", c.drained},
 		{"uninstalled", c.uninstalled},
 	} {
@@ -74,6 +78,7 @@ func (c *cluster) install(t *testing.T, overlay string) {
 // applyManifests creates the plugin's objects, with a token of the rack.
 func (c *cluster) applyManifests(t *testing.T, overlay, token string) {
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // it creates the namespace
+	c.id = c.get(t, ".metadata.uid", "namespace", "kube-system")
 	c.kubectl(
 		t,
 		"-n",
@@ -85,7 +90,7 @@ func (c *cluster) applyManifests(t *testing.T, overlay, token string) {
 		"--from-literal=host="+c.sim.Host,
 		"--from-literal=project="+c.sim.Project,
 		"--from-literal=token="+token,
-		"--from-literal=cluster-id="+c.get(t, ".metadata.uid", "namespace", "kube-system"),
+		"--from-literal=cluster-id="+c.id,
 	)
 	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
 	c.kubectl(t, "apply", "-k", overlay)
@@ -114,7 +119,8 @@ func (c *cluster) registration(t *testing.T) {
 		c.registered(t, n, "default")
 	}
 	for _, n := range []*node{c.a, c.b} {
-		if shown := c.documented(t, "kubectl get csinodes"); !strings.Contains(shown, n.Name+" is "+n.Instance) {
+		shown := c.documented(t, "how-to/kubernetes.md", "kubectl get csinodes")
+		if !strings.Contains(shown, n.Name+" is "+n.Instance) {
 			t.Errorf("the documented check does not show %s: %s", n.Name, shown)
 		}
 	}
@@ -307,6 +313,40 @@ func (c *cluster) block(t *testing.T) {
 		t.Errorf("the second pod reads %q", got)
 	}
 	c.gone(t, "pod/reads", "pvc/block")
+}
+
+// A claim grows when its pod is gone. As long as the pod runs, an event of the claim says why it does not grow.
+func (c *cluster) grown(t *testing.T) {
+	c.apply(t, claim{name: "grown"}.String()+pod{name: "grown", claim: "grown"}.String())
+	c.running(t, "grown")
+	c.sh(t, "grown", "echo kept >/data/file; sync")
+	volume := c.get(t, ".spec.volumeName", "pvc", "grown")
+	id := c.get(t, ".spec.csi.volumeHandle", "pv", volume)
+	c.kubectl(t, "patch", "pvc", "grown", "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
+	eventually(t, "an event says that the volume is in use", func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=grown,type=Warning"),
+			"is not replaced by a larger one")
+	})
+	c.explained(t, "default/grown", "ExpansionWaits")
+	c.gone(t, "pod", "grown")
+	eventually(t, "the claim has grown", func() bool {
+		return c.get(t, ".status.capacity.storage", "pvc", "grown") == "3Gi"
+	})
+	c.apply(t, pod{name: "grown", claim: "grown"}.String())
+	c.running(t, "grown")
+	if got := c.sh(t, "grown", "/busybox cat /data/file"); got != "kept" {
+		t.Errorf("the file has %q", got)
+	}
+	blocks, err := strconv.Atoi(c.sh(t, "grown", "/busybox df -kP /data | /busybox awk 'NR==2{print $2}'"))
+	must(t, err)
+	if blocks < 5<<19 {
+		t.Errorf("the filesystem has %d KiB", blocks)
+	}
+	if now := c.get(t, ".spec.csi.volumeHandle", "pv", volume); now != id {
+		t.Errorf("the volume ID was %s and is %s", id, now)
+	}
+	c.gone(t, "pod/grown", "pvc/grown")
 }
 
 func (c *cluster) snapshots(t *testing.T) {

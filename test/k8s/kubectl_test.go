@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 // try runs kubectl as the administrator.
@@ -33,13 +35,11 @@ func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// documented runs the first line of docs/how-to/kubernetes.md that begins with these words, and returns what it prints.
-// What it writes to its standard error fails the test.
-func (c *cluster) documented(t *testing.T, begins string) string {
+// documented runs the first line of a page's blocks that begins with these words, and returns what it prints. What it
+// writes to its standard error fails the test.
+func (c *cluster) documented(t *testing.T, page, begins string) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/how-to/kubernetes.md")
-	must(t, err)
-	for line := range strings.Lines(string(page)) {
+	for line := range strings.Lines(strings.Join(pages.Of(t, "../../docs/"+page), "")) {
 		if !strings.HasPrefix(line, begins) {
 			continue
 		}
@@ -53,7 +53,7 @@ func (c *cluster) documented(t *testing.T, begins string) string {
 		}
 		return strings.TrimSpace(string(shown))
 	}
-	t.Fatalf("docs/how-to/kubernetes.md has no line that begins with %q", begins)
+	t.Fatalf("docs/%s has no line that begins with %q", page, begins)
 	return ""
 }
 

@@ -32,9 +32,11 @@ const (
 	nodeA       = "10.96.0.4"
 	nodeB       = "10.96.0.5"
 	nodeC       = "10.96.0.6"
+	// gatewayAddress is the address of the Service of the gateway of buckets.
+	gatewayAddress = "10.96.0.7"
 )
 
-var addresses = []string{apiAddress, rackAddress, westAddress, nodeA, nodeB, nodeC}
+var addresses = []string{apiAddress, rackAddress, westAddress, nodeA, nodeB, nodeC, gatewayAddress}
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {

@@ -48,8 +48,9 @@ type node struct {
 	init *exec.Cmd
 	// booted means that the rack created the namespaces, and mounted what belongs to them.
 	booted bool
-	// ended is closed when the machine is down.
-	ended chan struct{}
+	// ended is closed when the machine is down. stopped means that the test has stopped it.
+	ended   chan struct{}
+	stopped bool
 }
 
 // newNode describes a node of an instance of a rack. It does not start the node.
@@ -106,13 +107,17 @@ func (n *node) start(t *testing.T) {
 	must(t, log.Close())
 	init, ended := n.init, make(chan struct{})
 	go func() { _ = init.Wait(); close(ended) }() // its console says how it ended
-	n.ended = ended
+	n.ended, n.stopped = ended, false
 }
 
-// stop kills all processes of the node at once. Its filesystems are unmounted with its namespaces. For a power cut,
-// cut the power of its instance first.
+// stop kills all processes of the node at once, unless it is stopped already. Its filesystems are unmounted with its
+// namespaces. For a power cut, cut the power of its instance first.
 func (n *node) stop(t *testing.T) {
 	t.Helper()
+	if n.stopped {
+		return
+	}
+	n.stopped = true
 	select {
 	case <-n.ended:
 		t.Errorf("node %s ended too early", n.Name)
@@ -340,7 +345,11 @@ func (n *node) images() error {
 		return err
 	}
 	for _, image := range images {
-		if err := ctr("images", "import", image); err != nil {
+		args := []string{"images", "import"}
+		if name, released := strings.CutSuffix(filepath.Base(image), ".oci.tar"); released {
+			args = append(args, "--digests", "--base-name=docker.io/oxidecomputer/"+name)
+		}
+		if err := ctr(append(args, image)...); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // startupTaint is the taint in values.yaml.
@@ -39,6 +40,7 @@ func (c *cluster) powerCut(t *testing.T) {
 	eventually(t, "Kubernetes regards the node as lost", func() bool {
 		return c.get(t, `.status.conditions[?(@.type=="Ready")].status`, "node", c.b.Name) == "Unknown"
 	})
+	c.explained(t, "pod/default/survives", "InstanceStopped")
 	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
 	eventually(t, "the volume is detached from the lost node", func() bool { return len(c.attached(t, c.b)) == 0 })
 	c.apply(t, pod{name: "again", claim: "survives", on: c.a}.String())
@@ -71,17 +73,7 @@ func (c *cluster) rotation(t *testing.T) {
 	before, old := pods(), c.sim.Token
 	token, err := c.sim.NewToken(t.Context(), "limited-collaborator")
 	must(t, err)
-	c.kubectl(
-		t,
-		"-n",
-		namespace,
-		"patch",
-		"secret",
-		"oxide-secret",
-		"--type=merge",
-		"-p",
-		`{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(token))+`"}}`,
-	)
+	c.setSecret(t, "token", token)
 	uids, _, _ := strings.Cut(before, " with ")
 	for _, uid := range strings.Fields(uids) {
 		eventually(t, "kubelet has written the token", func() bool {
@@ -119,6 +111,7 @@ func (c *cluster) chart(t *testing.T) {
 
 	c.west = c.startRack(t, "west", westAddress, "node-c", "--hotplug=async")
 	c.kubectl(t, "label", "node", c.a.Name, c.b.Name, "oxide.computer/rack=default")
+	must(t, c.sim.NewExpiringToken(t.Context(), c.sim.Token, 72*time.Hour))
 	for secret, token := range map[string]string{"oxide-default": c.sim.Token, "oxide-west": c.west.Token} {
 		c.kubectl(t, "-n", namespace, "create", "secret", "generic", secret, "--from-literal=token="+token)
 	}
@@ -210,21 +203,15 @@ func (c *cluster) joins(t *testing.T) {
 
 // memory returns the memory of the plugin on a node in MiB, by a field name of /proc/PID/status. The pod's other
 // process is a stand-in for Kubernetes' pause, which takes less than half a megabyte.
-func (c *cluster) memory(t *testing.T, n *node, which string) (mebibytes float64) {
+func (c *cluster) memory(t *testing.T, n *node, which string) (sum float64) {
 	t.Helper()
 	for _, status := range c.pluginProcesses(t, n) {
-		match := regexp.MustCompile(which + `:\s+(\d+) kB`).FindStringSubmatch(status)
-		if match == nil {
-			continue // The process is ending.
-		}
-		kib, err := strconv.ParseFloat(match[1], 64)
-		must(t, err)
-		mebibytes += kib / 1024
+		sum += mebibytes(t, status, which)
 	}
-	if mebibytes == 0 {
+	if sum == 0 {
 		t.Errorf("the plugin on %s has no %s", n.Name, which)
 	}
-	return mebibytes
+	return sum
 }
 
 // pluginProcesses returns the content of /proc/PID/status for each process of the plugin on a node, by PID.
@@ -318,6 +305,16 @@ func (c *cluster) racks(t *testing.T) {
 	c.gone(t, "pod/elsewhere", "pod/west", "pod/restored", "pvc/west", "pvc/restored", "volumesnapshot/west")
 }
 
+// tokenExpires checks that the controller's pods have the event TokenExpires. Their user has had a token that expires
+// in three days since the chart was installed. The plugin looks at the expiry after a minute, and then each hour.
+func (c *cluster) tokenExpires(t *testing.T) {
+	eventually(t, "an event says that a token expires", func() bool {
+		events := c.get(t, `.items[*].involvedObject.kind} {.items[*].message`, "-n", namespace, "events",
+			"--field-selector=reason="+metadata.EventTokenExpires.Reason)
+		return strings.HasPrefix(events, "Pod ") && strings.Contains(events, "expires soon")
+	})
+}
+
 // drained checks that the plugin stays on a node that is being removed until its volumes are detached, and leaves at
 // once otherwise.
 func (c *cluster) drained(t *testing.T) {
@@ -370,14 +367,17 @@ func (c *cluster) uninstalled(t *testing.T) {
 	c.apply(t, claim{name: "bound"}.String()+pod{name: "bound", claim: "bound", on: c.a}.String())
 	c.running(t, "bound")
 	for _, kind := range []string{"pv", "volumeattachments"} {
-		if shown := c.documented(t, "kubectl get "+kind); !strings.Contains(shown, rpc.PluginName) {
+		if shown := c.documented(t, "how-to/uninstall.md", "kubectl get "+kind); !strings.Contains(shown, rpc.PluginName) {
 			t.Errorf("the documented check before an uninstall does not show the %s of a volume in use: %q", kind, shown)
 		}
 	}
 	c.gone(t, "pod/bound", "pvc/bound")
 	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
-		eventually(t, "no "+kind+" are shown", func() bool { return c.documented(t, "kubectl get "+kind+" ") == "" })
+		eventually(t, "no "+kind+" are shown", func() bool {
+			return c.documented(t, "how-to/uninstall.md", "kubectl get "+kind+" ") == ""
+		})
 	}
+	c.sidecarMemory(t, "after these tests")
 	c.helm(t, "uninstall", "oxide-csi")
 	c.noPlugin(t, c.a, c.b, c.c)
 }
@@ -388,18 +388,35 @@ func (c *cluster) removed(t *testing.T) {
 	c.noPlugin(t, c.a, c.b)
 }
 
-// wrongToken installs the manifests with a token that the rack does not accept. An Event of the controller's pod says so
-// in the plugin's own words. Then it corrects the token.
-func (c *cluster) wrongToken(t *testing.T) {
+// wrongSecret installs the manifests with a token that the rack does not accept, and then with a project that does not
+// exist. Events of the controller's pods say so in the plugin's own words. At last it corrects the Secret.
+func (c *cluster) wrongSecret(t *testing.T) {
 	c.applyManifests(t, "overlay", "oxide-token-wrong")
-	eventually(t, "an event says that the token is wrong", func() bool {
-		events := c.get(t, ".items[*].message", "-n", namespace, "events", "--field-selector=reason=Unhealthy")
-		return strings.Contains(events, "Readiness probe failed: ") && strings.Contains(events, "give a token of this silo")
-	})
-	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge",
-		"-p", `{"data":{"token":"`+base64.StdEncoding.EncodeToString([]byte(c.sim.Token))+`"}}`)
-	c.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/oxide-csi-controller") // kubelet takes up to 90 s
+	says := func(text string) {
+		t.Helper()
+		eventually(t, "an event says: "+text, func() bool {
+			events := c.get(t, ".items[*].message", "-n", namespace, "events", "--field-selector=reason=Unhealthy")
+			return strings.Contains(events, "Readiness probe failed: ") && strings.Contains(events, text)
+		})
+	}
+	restart := func() { // kubelet takes up to 90 s to write a changed Secret
+		c.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/oxide-csi-controller")
+	}
+	says("give a token of this silo")
+	c.setSecret(t, "token", c.sim.Token)
+	c.setSecret(t, "project", "no-such-project")
+	restart()
+	says(rack.ErrProject.Error())
+	c.setSecret(t, "project", c.sim.Project)
+	restart()
 	c.rolledOut(t)
+}
+
+// setSecret changes a key of the plugin's Secret.
+func (c *cluster) setSecret(t *testing.T, key, value string) {
+	t.Helper()
+	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge",
+		"-p", `{"data":{"`+key+`":"`+base64.StdEncoding.EncodeToString([]byte(value))+`"}}`)
 }
 
 // noPlugin waits until nothing of the plugin is left in Kubernetes and on nodes.
@@ -418,7 +435,7 @@ func (c *cluster) noPlugin(t *testing.T, nodes ...*node) {
 			return len(sockets) == 0
 		})
 	}
-	if shown := c.documented(t, "kubectl get csinodes"); shown != "" {
+	if shown := c.documented(t, "how-to/kubernetes.md", "kubectl get csinodes"); shown != "" {
 		t.Errorf("the documented check shows nodes without the plugin: %s", shown)
 	}
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"

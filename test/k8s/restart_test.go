@@ -53,7 +53,7 @@ func TestPlannedRestart(t *testing.T) {
 const restartBudget = 240 * time.Second
 
 // newBootingCluster is [newCluster] on a rack without hot-plug that boots the nodes itself.
-func newBootingCluster(t *testing.T) *cluster {
+func newBootingCluster(t *testing.T, also ...string) *cluster {
 	c := newControlPlane(t)
 	made := func(name, address string) *node {
 		n := &node{Name: name, Address: address, Made: c.made, Dir: c.dir, Programs: c.programs}
@@ -72,7 +72,7 @@ export %s=$PWD/node.json
 exec %s >>console.log 2>&1`, c.dir, asNode, self),
 	)
 	must(t, err)
-	c.sim = c.startRack(t, "rack", rackAddress, "node-a,node-b", "--guest-boot="+boot)
+	c.sim = c.startRack(t, "rack", rackAddress, "node-a,node-b", append(also, "--guest-boot="+boot)...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.a.logs(), c.b.logs())
@@ -204,12 +204,18 @@ func (c *cluster) drainedFirst(t *testing.T) {
 	c.boots(t, 4, 1)
 }
 
+// readsVerdicts is set among the stories. It takes a minute or two until the attacher has met a refusal.
+var readsVerdicts bool
+
 // graceful checks that a node is not restarted if its kubelet would end the pods.
 func (c *cluster) graceful(t *testing.T) {
 	c.gone(t, "pod", "moved") // no controller would create it again, so it blocks the drain
 	before := c.bootID(t, c.b)
 	c.apply(t, claim{name: "refused"}.String()+pod{name: "refused", claim: "refused", on: c.b}.String())
 	c.refused(t, c.b, "the kubelet has graceful node shutdown on")
+	if readsVerdicts {
+		c.explained(t, "pod/default/refused", "RestartRefused")
+	}
 	if c.bootID(t, c.b) != before {
 		t.Error("the node was restarted")
 	}

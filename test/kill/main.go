@@ -132,13 +132,9 @@ func report(chosen []campaign, results []result, took time.Duration) error {
 			fmt.Printf("FAILED %s: %s\n", c.name(), failure)
 		}
 	}
-	fmt.Printf(
-		"%d kills in %s: each volume was usable afterwards, except those with FAILED above\n",
-		kills,
-		took.Round(time.Second),
-	)
 	if failures > 0 {
 		return fmt.Errorf("%d of %d kills left something wrong", failures, kills)
 	}
+	fmt.Printf("%d kills in %s: each volume was usable afterwards\n", kills, took.Round(time.Second))
 	return nil
 }

@@ -30,15 +30,15 @@ type builder struct {
 // fast.
 const testTimeout = "60s"
 
-// endTimeout is how long the end of a test program is waited for. It is longer than testTimeout. A program with a thread
-// that waits for a disk does not end.
+// endTimeout is how long the end of a test program is waited for. It is longer than testTimeout. A program with a
+// thread that waits for a disk does not end.
 const endTimeout = 90 * time.Second
 
 // errPassed means that a test passed.
 var errPassed = errors.New("the test passes with the bug: the bug survives")
 
-// plant compiles the package's tests with the bug and runs the bug's test. It returns nil if the test fails. Without the
-// bug the test must pass.
+// plant compiles the package's tests with the bug and runs the bug's test. It returns nil if the test fails. Without
+// the bug the test must pass.
 func (b *builder) plant(ctx context.Context, bug bug) error {
 	key := bug.pkg + " " + bug.test
 	works, known := b.works[key]
@@ -57,7 +57,8 @@ func (b *builder) plant(ctx context.Context, bug bug) error {
 	if err != nil {
 		return fmt.Errorf("the planted bug does not compile: %w", err)
 	}
-	return b.fails(ctx, bug, program)
+	// Tests that build a program themselves build it with the bug.
+	return b.fails(ctx, bug, program, "GOFLAGS=-overlay="+overlay)
 }
 
 // passes returns an error if the bug's test does not pass without the bug.
@@ -108,8 +109,9 @@ func (b *builder) compile(ctx context.Context, pkg, kind string, flags ...string
 	return program, nil
 }
 
-// fails runs the bug's test and returns nil if it fails, and [errPassed] if it passes.
-func (b *builder) fails(ctx context.Context, bug bug, program string) error {
+// fails runs the bug's test, with more environment variables, and returns nil if it fails,
+// and [errPassed] if it passes.
+func (b *builder) fails(ctx context.Context, bug bug, program string, environ ...string) error {
 	name, subtest, _ := strings.Cut(bug.test, "/")
 	pattern := "^" + name + "$"
 	if subtest != "" {
@@ -128,6 +130,7 @@ func (b *builder) fails(ctx context.Context, bug bug, program string) error {
 	}
 	cmd := exec.CommandContext(ctx, "unshare", args...)
 	cmd.Dir = filepath.Join(b.root, bug.pkg)
+	cmd.Env = append(os.Environ(), environ...)
 	output, err := combinedOutput(cmd)
 	text := string(output)
 	switch {

@@ -84,8 +84,8 @@ const impatient = `
   csi_volume_claim_gc_interval  = "3s"
   csi_volume_claim_gc_threshold = "3s"`
 
-// newCluster starts all parts, and waits until the clients are ready. timings are settings of the server; "" means Nomad's
-// defaults.
+// newCluster starts all parts, and waits until the clients are ready. timings are settings of the server; "" means
+// Nomad's defaults.
 func newCluster(t *testing.T, timings string) *cluster {
 	c := &cluster{
 		t:       t,
@@ -407,6 +407,22 @@ func (m *machine) signal(pid int, signal syscall.Signal) {
 	must(m.t, syscall.Kill(pid, signal))
 }
 
+// stagedBytes is the size of the filesystem of the volume that is staged on the machine.
+func (m *machine) stagedBytes() int64 {
+	m.t.Helper()
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", m.agent()))
+	must(m.t, err)
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[1]; strings.Contains(at, "/staging/") {
+			var fs syscall.Statfs_t
+			must(m.t, syscall.Statfs(fmt.Sprintf("/proc/%d/root%s", m.agent(), at), &fs))
+			return int64(fs.Blocks) * fs.Bsize
+		}
+	}
+	m.t.Fatalf("no volume is staged on %s:\n%s", m.name, mounts)
+	return 0
+}
+
 // find returns a process below parent whose command line has this text. For a plugin, its environment may have the
 // text instead.
 func find(parent int, text string) int {
@@ -487,9 +503,14 @@ func (c *cluster) putToken(t *testing.T, job, token string) {
 }
 
 func (c cli) try(args ...string) (stdout, stderr string, err error) {
+	return c.tryProgram(c.nomad, args...)
+}
+
+// tryProgram runs a program with the settings of the user in its environment.
+func (c cli) tryProgram(program string, args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.nomad, args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = deploy
 	cmd.Stdin = strings.NewReader(c.stdin)
 	cmd.Env = append(
@@ -626,7 +647,7 @@ func program(t *testing.T, name string) string {
 	}
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("needs %s, which is not in %s; run test/programs/build.sh nomad docker", name, dir)
+		t.Skipf("needs %s, which is not in %s; run test/programs/build.sh nomad docker versitygw", name, dir)
 	}
 	return path
 }

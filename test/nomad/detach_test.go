@@ -24,8 +24,8 @@ const (
 	redeployed = 20 * time.Second
 )
 
-// TestDeferredDetach uses the default timings of Nomad and of the job files: how long a volume is away, and what is left
-// of it when a controller ends at the wrong moment.
+// TestDeferredDetach uses the default timings of Nomad and of the job files: how long a volume is away, and what is
+// left of it when a controller ends at the wrong moment.
 func TestDeferredDetach(t *testing.T) {
 	c := newCluster(t, "")
 	c.install(t)
@@ -34,7 +34,7 @@ func TestDeferredDetach(t *testing.T) {
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
 
-	var second, third, fourth string
+	var second, third, fourth, fifth string
 	c.part("redeployment on the same client", func(t *testing.T) { second = c.redeploy(t, operator, first) })
 	c.lines(t, operator, second, first, second)
 	c.part("move to another client", func(t *testing.T) {
@@ -56,6 +56,12 @@ func TestDeferredDetach(t *testing.T) {
 		c.took(t, "move after the controller's death", began, defaultGrace, most)
 	})
 	c.lines(t, operator, fourth, first, second, third, fourth)
+	c.part("a volume that is released while there is no controller", func(t *testing.T) {
+		began := c.releasedWithoutUnpublish(t, operator, "node-b")
+		fifth = c.placed("node-b")
+		c.took(t, "move after a release without an unpublish", began, defaultGrace, defaultGrace+2*time.Minute)
+	})
+	c.lines(t, operator, fifth, first, second, third, fourth, fifth)
 	c.part("the recipe for a stuck disk", func(t *testing.T) { c.stuck(t, operator) })
 }
 
@@ -104,40 +110,53 @@ func (c *cluster) took(t *testing.T, what string, began time.Time, least, most t
 	must(t, file.Close())
 }
 
-// stuck stops the example while there is no controller, so that nothing is left that detaches its disk, and follows
-// docs/how-to/nomad.md.
-func (c *cluster) stuck(t *testing.T, operator cli) {
+// releasedWithoutUnpublish stops the example while there is no controller. Nomad then asks nobody to detach the disk.
+// The example is run again on another client, and the result is the time of that.
+func (c *cluster) releasedWithoutUnpublish(t *testing.T, operator cli, client string) (began time.Time) {
 	t.Helper()
 	root := c.installer(c.values()...)
 	root.run(t, "job", "stop", "oxide-csi-controller")
 	c.healthy(0, 2)
 	c.stopped(t, operator)
+	c.says(t, "ControllerNotRunning: ", "explain", "data")
+	c.says(t, "oxide: 0 of", "doctor")
 	root.run(t, "job", "run", "controller.nomad.hcl")
 	c.healthy(1, 2)
-
-	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=node-b"}
+	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=" + client}
 	operator.run(t, "job", "run", "-detach", "example.nomad.hcl")
-	instance := c.sim.Instance("node-a").ID
+	return time.Now()
+}
+
+// stuck follows docs/how-to/troubleshooting-nomad.md for a volume that was released without an unpublish, with a
+// controller that may not read the claims.
+func (c *cluster) stuck(t *testing.T, operator cli) {
+	t.Helper()
+	root := c.installer(c.values()...)
+	root.run(t, "acl", "policy", "delete", controllerPolicy)
+	defer c.allowController(t, "oxide-csi-controller")
+	c.releasedWithoutUnpublish(t, operator, "node-a")
+	instance := c.sim.Instance("node-b").ID
 	c.server.eventually("the controller's log names the instance that has the disk", func() bool {
 		log, _, err := root.try("alloc", "logs", "-namespace="+pluginNamespace, "-stderr", "-job", "oxide-csi-controller")
-		return err == nil && strings.Contains(log, "is attached to instance") && strings.Contains(log, instance)
+		return err == nil && strings.Contains(log, "is attached to instance") && strings.Contains(log, instance) &&
+			strings.Contains(log, "cannot find out whether the volume is used")
 	})
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
 	// The documented command has the documented path of the program.
-	said := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin, "volume", "list")
-	if !strings.Contains(said, volume.ExternalID) || !strings.Contains(said, "node-a") {
+	said := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin, "volume", "list", "-o=wide")
+	if !strings.Contains(said, volume.ExternalID) || !strings.Contains(said, "node-b") {
 		t.Errorf("volume list: %s", said)
 	}
 	detach := func(from string) {
 		root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin,
 			"volume", "detach", volume.ExternalID, "--node="+from, "--unmounted")
 	}
-	detach("node-a")
-	c.placed("node-b")
+	detach("node-b")
+	c.placed("node-a")
 	c.stopped(t, operator)
 	// The volume was on this client a short time before, so that the unpublish may be an old one and has no clock.
-	detach("node-b")
+	detach("node-a")
 	eventually(t, "the volume can be deleted", func() bool {
 		_, _, err := operator.try("volume", "delete", "data")
 		return err == nil

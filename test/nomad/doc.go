@@ -8,8 +8,8 @@
 // Each client is in its own mount and PID namespace, with its own folder at the same path, like two machines. Killing
 // the namespace's first process ends all its processes, like a power cut.
 //
-// Beside each client runs Debian's dockerd, for the jobs with driver docker. Containers see this machine's /dev and /sys,
-// so their node plugin is told where its guest is. The job files are otherwise unchanged.
+// Beside each client runs Debian's dockerd, for the jobs with driver docker. Containers see this machine's /dev and
+// /sys, so their node plugin is told where its guest is. The job files are otherwise unchanged.
 //
 // TestPlannedRestart uses a rack without hot-plug whose instances boot. Each instance is a machine with its own Nomad
 // client. It really goes down when its node plugin powers it off, and comes up with other disks. It lacks only its own

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -71,6 +73,7 @@ func (c *cluster) containers(t *testing.T) {
 	c.stop(t, operator, "data")
 	operator.run(t, "volume", "delete", "data")
 	c.part("raw", func(t *testing.T) { c.raw(t, operator) })
+	c.part("buckets", func(t *testing.T) { c.buckets(t, operator) })
 	c.nothingLeft(t)
 }
 
@@ -100,11 +103,7 @@ func testdata(t *testing.T, file string) string {
 // clients.
 func (c *cluster) images(t *testing.T) {
 	t.Helper()
-	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
-	plugin, controller := filepath.Join(c.dir, "plugin.tar"), filepath.Join(c.dir, "controller.tar")
-	image := []string{"run", "../../deploy/image", "-program=" + programs.Plugin, "-user=65532:65532"}
-	c.output(t, "go", slices.Concat(image, []string{"-o=" + plugin, "-tag=" + pluginImage}, tools)...)
-	c.output(t, "go", slices.Concat(image, []string{"-o=" + controller, "-tag=" + controllerImage, "-certificates"})...)
+	plugin, controller := c.imagesOfThePlugin(t)
 	consumer := filepath.Join(c.dir, "consumer")
 	must(t, os.MkdirAll(filepath.Join(consumer, "bin"), 0o755))
 	busybox, err := exec.LookPath("busybox")
@@ -113,10 +112,28 @@ func (c *cluster) images(t *testing.T) {
 	c.output(t, "tar", "--create", "--file="+consumer+".tar", "--directory="+consumer, "bin")
 	for _, name := range nodes {
 		m := c.clients[name]
-		m.docker(t, "load", "--input="+plugin)
-		m.docker(t, "load", "--input="+controller)
+		for image, archive := range map[string]string{pluginImage: plugin, controllerImage: controller} {
+			loaded := m.docker(t, "load", "--input="+archive)
+			_, tag, _ := strings.Cut(strings.TrimSpace(loaded), "Loaded image: ")
+			m.docker(t, "tag", tag, image)
+		}
 		m.docker(t, "import", consumer+".tar", consumerImage)
 	}
+}
+
+// imagesOfThePlugin returns the archives of the images: those of a release, or new ones.
+func (c *cluster) imagesOfThePlugin(t *testing.T) (plugin, controller string) {
+	t.Helper()
+	if released := simtest.ReleaseFiles(); released != "" {
+		return filepath.Join(released, "images/oxide-csi-plugin.docker.tar"),
+			filepath.Join(released, "images/oxide-csi-controller.docker.tar")
+	}
+	tools := strings.Fields(c.output(t, "make", "--no-print-directory", "-s", "-C", "../..", "print-image-tools"))
+	plugin, controller = filepath.Join(c.dir, "plugin.tar"), filepath.Join(c.dir, "controller.tar")
+	image := []string{"run", "../../deploy/image", "-program=" + programs.Plugin, "-user=65532:65532"}
+	c.output(t, "go", slices.Concat(image, []string{"-o=" + plugin, "-tag=" + pluginImage}, tools)...)
+	c.output(t, "go", slices.Concat(image, []string{"-o=" + controller, "-tag=" + controllerImage, "-certificates"})...)
+	return plugin, controller
 }
 
 // withGuest returns the node plugin's job file, changed to find its devices in a guest of the simulated rack.

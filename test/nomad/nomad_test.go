@@ -9,6 +9,7 @@ package nomad_test
 import (
 	"fmt"
 	"io/fs"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -29,6 +31,8 @@ func TestNomad(t *testing.T) {
 	c.part("a volume's life", c.life)
 	c.part("a disk created by an operator", c.existing)
 	c.part("a volume registered again", c.again)
+	c.part("a volume grows", c.grow)
+	c.part("an encrypted volume", c.encrypted)
 	c.part("another token", c.rotate)
 	c.part("monolith", c.monolith)
 	c.part("docker", c.containers)
@@ -69,7 +73,7 @@ func (c *cluster) jobFiles(t *testing.T) {
 		}
 		return err
 	}))
-	if len(files) != 5 {
+	if len(files) != 6 {
 		t.Fatalf("found %d job files: %v", len(files), files)
 	}
 	c.as(c.management).run(t, "fmt", "-check", "-recursive", ".")
@@ -98,6 +102,7 @@ func (c *cluster) install(t *testing.T) {
 		"oxide-csi-node",
 		"policies/node.policy.hcl",
 	)
+	c.allowController(t, "oxide-csi-controller")
 	c.putToken(t, "oxide-csi-controller", c.sim.Token)
 	root.run(t, "job", "run", "controller.nomad.hcl")
 	root.run(t, "job", "run", "node.nomad.hcl")
@@ -120,6 +125,15 @@ func (c *cluster) install(t *testing.T) {
 	}
 }
 
+// controllerPolicy is the name of the policy in docs/how-to/nomad.md.
+const controllerPolicy = "oxide-csi-controller"
+
+// allowController lets a job's controller read who uses a volume.
+func (c *cluster) allowController(t *testing.T, job string) {
+	c.installer(c.values()...).run(t, "acl", "policy", "apply", "-namespace="+pluginNamespace, "-job="+job,
+		controllerPolicy, "policies/controller.policy.hcl")
+}
+
 // healthy waits until the plugin has this many healthy controllers and nodes.
 func (c *cluster) healthy(controllers, nodes int) {
 	c.t.Helper()
@@ -129,12 +143,12 @@ func (c *cluster) healthy(controllers, nodes int) {
 	})
 }
 
-// operator returns a user with only the rights of policies/operator.policy.hcl.
-func (c *cluster) operator(t *testing.T) cli {
+// operator returns a user with only the rights of policies/operator.policy.hcl, and of other policies.
+func (c *cluster) operator(t *testing.T, others ...string) cli {
 	root := c.as(c.management)
 	root.run(t, "acl", "policy", "apply", "volumes", "policies/operator.policy.hcl")
 	made, _, err := c.admin.ACLTokens().
-		Create(&api.ACLToken{Name: "operator", Type: "client", Policies: []string{"volumes"}}, nil)
+		Create(&api.ACLToken{Name: "operator", Type: "client", Policies: append(others, "volumes")}, nil)
 	must(t, err)
 	return c.as(made.SecretID)
 }
@@ -273,6 +287,65 @@ func (c *cluster) status(t *testing.T, operator cli, alloc string) {
 			}
 		}
 	}
+	c.explained(t, info.ExternalID, alloc)
+}
+
+// explained checks what the plugin's own commands show of a volume that is in use, with the rights of
+// docs/reference/rights.md. They find the logs of the plugin in its namespace.
+func (c *cluster) explained(t *testing.T, id, alloc string) {
+	const policy = "explain"
+	root := c.as(c.management)
+	root.stdin = `
+node {
+  policy = "read"
+}
+
+namespace "` + pluginNamespace + `" {
+  capabilities = ["read-job", "read-logs"]
+}
+`
+	root.run(t, "acl", "policy", "apply", policy, "-")
+	defer root.run(t, "acl", "policy", "delete", policy)
+	user := c.operator(t, policy)
+	user.variables = []string{
+		"OXIDE_HOST=" + c.sim.Host, "OXIDE_PROJECT=" + c.sim.Project, "OXIDE_TOKEN=" + c.sim.Token,
+		"OXIDE_CSI_CLUSTER_ID=nomad-test",
+	}
+	for _, show := range []struct {
+		args  []string
+		tells []string
+	}{
+		{[]string{"explain", "data"}, []string{"Works: ", id, alloc[:8]}},
+		{[]string{"support-bundle", filepath.Join(t.TempDir(), "bundle.tar")}, []string{"logs/oxide-csi-controller_"}},
+	} {
+		said, stderr, err := user.tryProgram(programs.Plugin, show.args...)
+		if err != nil {
+			t.Fatalf("oxide-csi %s: %v\n%s%s", strings.Join(show.args, " "), err, said, stderr)
+		}
+		for _, text := range show.tells {
+			if !strings.Contains(said, text) {
+				t.Errorf("oxide-csi %s does not show %q:\n%s", strings.Join(show.args, " "), text, said)
+			}
+		}
+	}
+}
+
+// says waits until a command of the plugin's program prints a text, for an operator with a management token. doctor
+// ends with an exit code if something is wrong.
+func (c *cluster) says(t *testing.T, text string, args ...string) {
+	t.Helper()
+	user := c.as(c.management, "OXIDE_HOST="+c.sim.Host, "OXIDE_PROJECT="+c.sim.Project, "OXIDE_TOKEN="+c.sim.Token,
+		"OXIDE_CSI_CLUSTER_ID=nomad-test")
+	said, stderr := "", ""
+	defer func() {
+		if t.Failed() {
+			t.Logf("oxide-csi %s:\n%s%s", strings.Join(args, " "), said, stderr)
+		}
+	}()
+	eventually(t, fmt.Sprintf("oxide-csi %s says %q", strings.Join(args, " "), text), func() bool {
+		said, stderr, _ = user.tryProgram(programs.Plugin, args...)
+		return strings.Contains(said, text)
+	})
 }
 
 // refused checks the commands that must fail while the volume is in use, and their messages.
@@ -288,7 +361,7 @@ func (c *cluster) refused(t *testing.T, operator cli) {
 	}{
 		// Nomad calls the plugin before it checks its own claims.
 		{"delete it", operator, []string{"volume", "delete", "data"}, "is attached to instance " + c.sim.Instance("node-a").ID},
-		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "expand is not implemented by this controller plugin"},
+		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "is not replaced by a larger one"},
 		{"more than one node", operator, []string{"volume", "create", c.filled(t, create, append(other, "single-node-writer", "multi-node-multi-writer")...)}, "use a single-node mode"},
 		{"another rack", operator, []string{"volume", "create", c.filled(t, create, append(other, `= "default"
       }`, `= "nowhere"
@@ -322,15 +395,16 @@ func (c *cluster) startedAgain(m *machine, mode string, do func()) {
 // controller returns the allocation of the only controller.
 func (c *cluster) controller(t *testing.T) *api.AllocationListStub {
 	t.Helper()
-	allocs, err := c.pluginAllocs("oxide-csi-controller")
-	must(t, err)
-	allocs = slices.DeleteFunc(allocs, func(a *api.AllocationListStub) bool {
-		return a.ClientStatus != api.AllocClientStatusRunning
+	var running []*api.AllocationListStub
+	// After an agent was killed, Nomad may show for a moment that the allocations of its client do not run.
+	eventually(t, "one controller runs", func() bool {
+		allocs, err := c.pluginAllocs("oxide-csi-controller")
+		running = slices.DeleteFunc(allocs, func(a *api.AllocationListStub) bool {
+			return a.ClientStatus != api.AllocClientStatusRunning
+		})
+		return err == nil && len(running) == 1
 	})
-	if len(allocs) != 1 {
-		t.Fatalf("%d controllers run, want one", len(allocs))
-	}
-	return allocs[0]
+	return running[0]
 }
 
 // moveController has the controller run on a client. While there is none, Nomad releases claims without a detach.
@@ -367,6 +441,7 @@ func (c *cluster) lose(t *testing.T, alloc string) string {
 	unstaged := m.answered("NodeUnstageVolume")
 	agent := m.agent()
 	m.signal(agent, syscall.SIGSTOP)
+	c.says(t, "ClaimNotReleased: ", "explain", "data")
 	moved := c.placed(other)
 	m.signal(agent, syscall.SIGCONT)
 	m.eventually("the volume is unstaged where it was", func() bool { return m.answered("NodeUnstageVolume") > unstaged })
@@ -376,6 +451,89 @@ func (c *cluster) lose(t *testing.T, alloc string) string {
 		t.Errorf("%d disks are attached, want the one of allocation %s", n, moved)
 	}
 	return moved
+}
+
+// grow makes a volume larger while no job uses it, as docs/how-to/grow-volumes.md says.
+func (c *cluster) grow(t *testing.T) {
+	operator := c.operator(t)
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	before, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	first := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, first, first)
+	larger := c.filled(t, "volumes/create.volume.hcl", "1GiB", "2GiB")
+	if _, stderr, err := operator.try("volume", "create", larger); err == nil ||
+		!strings.Contains(stderr, "is not replaced by a larger one") {
+		t.Errorf("a volume in use: %v: %s", err, stderr)
+	}
+	c.stop(t, operator, "data")
+	for range 2 { // once more changes nothing
+		operator.run(t, "volume", "create", larger)
+		after, _, err := c.admin.CSIVolumes().Info("data", nil)
+		must(t, err)
+		if after.ExternalID != before.ExternalID || after.Capacity != 2<<30 {
+			t.Errorf("volume %s is now %s and has %d bytes", before.ExternalID, after.ExternalID, after.Capacity)
+		}
+	}
+	second := c.example(t, operator, "data", "node-b")
+	c.lines(t, operator, second, first, second)
+	if bytes := c.clients["node-b"].stagedBytes(); bytes < 3<<29 {
+		t.Errorf("the filesystem has %d bytes", bytes)
+	}
+	c.stop(t, operator, "data")
+	operator.run(t, "volume", "delete", "data")
+	c.nothingLeft(t)
+}
+
+// encrypted checks that the passphrase in a volume's secrets reaches the node. Without a device mapper the node
+// encrypts the disk and cannot open it. The rest is in TestEncrypted, in a guest with a device mapper.
+func (c *cluster) encrypted(t *testing.T) {
+	const volume = "postgres"
+	complete := strings.Join(pages.Of(t, "../../docs/how-to/encrypt-volumes.md"), "")
+	_, passphrase, _ := strings.Cut(complete, `passphrase = "`)
+	passphrase, _, _ = strings.Cut(passphrase, `"`)
+	operator := c.operator(t)
+	for _, try := range []struct{ passphrase, says string }{
+		{"", "the request has no passphrase"},
+		{passphrase, "load the kernel modules dm_mod and dm_crypt on the node"},
+	} {
+		file := filepath.Join(t.TempDir(), "volume.hcl")
+		c.write(file, strings.ReplaceAll(complete, passphrase, try.passphrase))
+		operator.run(t, "volume", "create", file)
+		c.cannotStart(t, operator, volume, "node-a", try.says)
+		c.stop(t, operator, volume)
+		info, _, err := c.admin.CSIVolumes().Info(volume, nil)
+		must(t, err)
+		if _, err := c.opens(info.ExternalID, "another passphrase"); err == nil {
+			t.Error("another passphrase opens the disk")
+		}
+		if output, err := c.opens(info.ExternalID, passphrase); (err == nil) != (try.passphrase != "") {
+			t.Errorf("created with passphrase %q: %v: %s", try.passphrase, err, output)
+		}
+		operator.run(t, "volume", "delete", volume)
+	}
+	c.nothingLeft(t)
+}
+
+// opens tries a passphrase on a detached disk.
+func (c *cluster) opens(disk, passphrase string) (output []byte, err error) {
+	path := filepath.Join(c.dir, "rack", "disks", disk+".disk")
+	cmd := exec.Command("cryptsetup", "open", "--test-passphrase", "--key-file=-", path)
+	cmd.Stdin = strings.NewReader(passphrase)
+	return cmd.CombinedOutput()
+}
+
+// cannotStart runs the example, and waits until Nomad shows why it does not start.
+func (c *cluster) cannotStart(t *testing.T, user cli, volume, client, says string) {
+	t.Helper()
+	user.variables = []string{"NOMAD_VAR_volume=" + volume, "NOMAD_VAR_client=" + client}
+	user.run(t, "job", "run", "-detach", "example.nomad.hcl")
+	eventually(t, "the allocation says "+says, func() bool {
+		allocs, _, err := c.admin.Jobs().Allocations("example", false, nil)
+		return err == nil && slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool {
+			return strings.Contains(failure([]*api.AllocationListStub{a}), says)
+		})
+	})
 }
 
 // rotate replaces the rack's token. The old token is revoked before the new one is in place.
@@ -632,6 +790,7 @@ func (c *cluster) monolith(t *testing.T) {
 		"oxide-csi",
 		"policies/node.policy.hcl",
 	)
+	c.allowController(t, "oxide-csi")
 	c.putToken(t, "oxide-csi", c.sim.Token)
 	root.run(t, "job", "run", "monolith.nomad.hcl")
 	c.healthy(1, 1)
@@ -647,7 +806,7 @@ func (c *cluster) monolith(t *testing.T) {
 	root.run(t, "job", "stop", "-purge", "oxide-csi")
 }
 
-// uninstall removes the plugin as docs/how-to/nomad.md does. No volume is left.
+// uninstall removes the plugin as docs/how-to/uninstall.md does. No volume is left.
 func (c *cluster) uninstall(t *testing.T) {
 	root := c.as(c.management)
 	root.run(t, "job", "stop", "-purge", "-namespace="+pluginNamespace, "oxide-csi-node")
@@ -655,7 +814,7 @@ func (c *cluster) uninstall(t *testing.T) {
 	for _, job := range []string{"oxide-csi-controller", "oxide-csi"} {
 		root.run(t, "var", "purge", "-namespace="+pluginNamespace, "nomad/jobs/"+job)
 	}
-	for _, policy := range []string{"oxide-csi-node", "oxide-csi", "volumes"} {
+	for _, policy := range []string{"oxide-csi-node", controllerPolicy, "oxide-csi", "volumes"} {
 		root.run(t, "acl", "policy", "delete", policy)
 	}
 	root.run(t, "namespace", "delete", pluginNamespace)

@@ -26,7 +26,7 @@ import (
 // A job without volumes comes back as the same allocation. A job with volumes does not: a client that boots knows no
 // node plugin, and Nomad 1.11 fails each allocation that claims a volume there before the servers know of a plugin
 // again. Nomad replaces the allocation, and as its job is pinned to the client, the new one runs there too
-// (docs/how-to/nomad.md).
+// (docs/how-to/planned-restarts-nomad.md).
 func TestPlannedRestart(t *testing.T) {
 	c := newBootingCluster(t)
 	c.installForRestarts(t)
@@ -118,8 +118,9 @@ func (c *cluster) group(t *testing.T, user cli, name string, volumes int, client
 	)
 }
 
-// another waits until the allocations of a job that ran on a client run again after a restart, and returns them. Usually
-// Nomad replaces them. An allocation whose node plugin is back before the client restores it starts again in place.
+// another waits until the allocations of a job that ran on a client run again after a restart, and returns them.
+// Usually Nomad replaces them. An allocation whose node plugin is back before the client restores it starts again in
+// place.
 func (c *cluster) another(job, client string, than []string) (ids []string) {
 	c.t.Helper()
 	eventually(c.t, job+" runs again", func() bool {
@@ -268,7 +269,8 @@ func (c *cluster) installForRestarts(t *testing.T) {
 	root := c.installer(append(c.values(), "NOMAD_VAR_attach_mode=restart")...)
 	root.run(t, "namespace", "apply", pluginNamespace)
 	for _, policy := range [][2]string{
-		{"oxide-csi-node", "node"}, {"oxide-csi-node", "restart-node"}, {"oxide-csi-controller", "restart-controller"},
+		{"oxide-csi-node", "node"}, {"oxide-csi-node", "restart-node"},
+		{"oxide-csi-controller", "controller"}, {"oxide-csi-controller", "restart-controller"},
 	} {
 		root.run(
 			t,

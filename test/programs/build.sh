@@ -7,7 +7,11 @@
 #   test/programs/build.sh conformance   Kubernetes' own tests of storage, what runs them, and what their pods run
 #   test/programs/build.sh helm          helm and kustomize
 #   test/programs/build.sh lint          golangci-lint
+#   test/programs/build.sh prometheus    prometheus, without its service discoveries, and promtool
+#   test/programs/build.sh prose         vale
 #   test/programs/build.sh nomad         nomad
+#   test/programs/build.sh versitygw     the S3 gateway behind the COSI driver
+#   test/programs/build.sh cosign        cosign, which signs releases
 #   test/programs/build.sh docker        Debian's dockerd and docker, unpacked: installed, they would be started
 #
 # The programs are in OXIDE_CSI_PROGRAMS (~/.cache/oxide-csi-plugin/programs), and are built again only when their
@@ -30,7 +34,7 @@ build() {
     shift 2
     (
         cd "$dir"
-        export CGO_ENABLED=0 GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
+        export CGO_ENABLED=${cgo:-0} GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
         timeout "$limit" go build -ldflags "-s -w $flags" -o "$programs/" "$@"
     )
 }
@@ -76,20 +80,24 @@ cluster() {
     built helpers "$key"
 }
 
-# tools TARGET TITLE: builds the commands in the tool lines of a folder's go.mod.
+# tools TARGET TITLE FLAG...: builds the commands in the tool lines of a folder's go.mod.
 tools() {
-    local target=$1 dir=$here/$1 key packages
+    local target=$1 title=$2 dir=$here/$1 key packages
+    shift 2
     key=$(key "$dir"/go.{mod,sum})
     fresh "$target" "$key" && return
-    echo "programs: building $2"
+    echo "programs: building $title"
     mapfile -t packages < <(cd "$dir" && go list tool)
-    build "$dir" "" "${packages[@]}"
+    build "$dir" "" "$@" "${packages[@]}"
     built "$target" "$key"
 }
 
 sidecars() { tools sidecars "the CSI sidecars"; }
 helm() { tools helm "helm and kustomize"; }
 lint() { tools lint golangci-lint; }
+versitygw() { tools versitygw versitygw; }
+prometheus() { tools prometheus "prometheus and promtool" -tags=remove_all_sd; }
+prose() { cgo=1 tools prose vale; } # its parsers of source code are in C
 
 conformance() {
     local dir=$here/kubernetes key
@@ -124,6 +132,15 @@ nomad() {
     built nomad "$key"
 }
 
+COSIGN=v3.1.3
+
+cosign() {
+    fresh cosign "$COSIGN" && return
+    echo "programs: building cosign $COSIGN"
+    GOBIN=$programs CGO_ENABLED=0 GOFLAGS="-mod=mod -trimpath" timeout "$limit" go install -ldflags "-s -w" "github.com/sigstore/cosign/v3/cmd/cosign@$COSIGN"
+    built cosign "$COSIGN"
+}
+
 docker() {
     local key folder=$programs/docker.io
     key=$(. /etc/os-release && echo "$ID $VERSION_ID")
@@ -143,9 +160,9 @@ docker() {
 
 for name; do
     case $name in
-    kubernetes | cluster | sidecars | conformance | helm | lint | nomad | docker) "$name" ;;
+    kubernetes | cluster | sidecars | conformance | helm | lint | versitygw | prometheus | prose | nomad | cosign | docker) "$name" ;;
     *)
-        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, lint, nomad, docker" >&2
+        echo "programs: \"$name\" is none of kubernetes, cluster, sidecars, conformance, helm, lint, versitygw, prometheus, prose, nomad, cosign, docker" >&2
         exit 2
         ;;
     esac

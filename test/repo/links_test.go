@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -152,4 +153,100 @@ func anchors(text string) map[string]bool {
 		all[anchor] = true
 	}
 	return all
+}
+
+// The most words of a page. A longer one is two pages.
+const mostWords = 1800
+
+// longPages are exempt: made from code, or cited by section.
+var longPages = []string{
+	"docs/development/planted-bugs.md",
+	"docs/how-to/troubleshooting.md",
+	"docs/reference/rack.md",
+}
+
+// TestPages checks that docs/README.md links to every page of docs, and that no page is long. Decisions are in a list
+// of their own.
+func TestPages(t *testing.T) {
+	index := read(t, "docs/README.md")
+	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".md" {
+			return err
+		}
+		page, err := filepath.Rel(filepath.Join(root, "docs"), path)
+		if err != nil {
+			return err
+		}
+		if page != "README.md" && !strings.HasPrefix(page, "development/decisions/") &&
+			!strings.Contains(index, "("+page+")") {
+			t.Errorf("docs/README.md has no link to %s", page)
+		}
+		page = "docs/" + page
+		if words := countWords(read(t, page)); words > mostWords && !slices.Contains(longPages, page) {
+			t.Errorf("%s has %d words, more than %d: make two pages of it", page, words, mostWords)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// countWords counts the words of a page outside of its code blocks.
+func countWords(text string) int {
+	words := 0
+	for _, word := range strings.Fields(fence.ReplaceAllString(text, "")) {
+		if strings.ContainsFunc(word, unicode.IsLetter) {
+			words++
+		}
+	}
+	return words
+}
+
+func TestCountWords(t *testing.T) {
+	if got := countWords("| two | words |\n|---|---|\n\n```sh\nnot counted\n```\n\nand 3 - more\n"); got != 4 {
+		t.Errorf("%d words, want 4", got)
+	}
+}
+
+// TestQuestions checks that the README leads to the answers of a newcomer's questions in at most two clicks.
+func TestQuestions(t *testing.T) {
+	for question, test := range map[string]struct {
+		clicks []string // the pages after the README
+		answer string   // on the last page
+	}{
+		"can I use it on my rack?":              {nil, "## Does it work on my rack today?"},
+		"how do I install it on Nomad?":         {[]string{"docs/how-to/nomad.md"}, "## Install"},
+		"my pod hangs with FailedAttachVolume":  {[]string{"docs/how-to/stuck-volume.md"}, "| `FailedAttachVolume` with `attaches and"},
+		"the restart that it waits for":         {[]string{"docs/how-to/stuck-volume.md", "docs/how-to/planned-restarts.md"}, "| `restart` |"},
+		"how do I grow a volume?":               {[]string{"docs/how-to/grow-volumes.md"}, "kubectl patch pvc"},
+		"what rights does it need?":             {[]string{"docs/reference/rights.md"}, "limited-collaborator"},
+		"what rights does it need, one by one?": {[]string{"docs/reference/rights.md", "docs/reference/kubernetes-rights.md"}, "| verbs |"},
+	} {
+		if len(test.clicks) > 2 {
+			t.Errorf("%s takes %d clicks", question, len(test.clicks))
+		}
+		page := "README.md"
+		for _, next := range test.clicks {
+			if !linksTo(t, page, next) {
+				t.Errorf("%s: %s has no link to %s", question, page, next)
+			}
+			page = next
+		}
+		if !strings.Contains(read(t, page), test.answer) {
+			t.Errorf("%s: %s does not have %q", question, page, test.answer)
+		}
+	}
+}
+
+// linksTo reports whether a page links to another page, or to a heading of it.
+func linksTo(t *testing.T, from, to string) bool {
+	t.Helper()
+	for _, found := range link.FindAllStringSubmatch(read(t, from), -1) {
+		name, _, _ := strings.Cut(found[1]+found[2], "#")
+		if filepath.Join(filepath.Dir(from), name) == to {
+			return true
+		}
+	}
+	return false
 }

@@ -34,9 +34,10 @@ func TestStepsOfCI(t *testing.T) {
 	var steps []string
 	for line := range strings.Lines(read(t, ".ci/run")) {
 		words := strings.Fields(line)
+		background := len(words) > 2 && (words[0] == "beside" || words[0] == "idle") && words[1] != `"$name"`
 		switch {
-		case len(words) < 3 || words[0] != "step" && words[0] != "beside", strings.HasSuffix(words[0], "()"):
-		case words[0] == "step" && words[1] == "make", words[0] == "beside" && words[2] == "make":
+		case len(words) < 3 || words[0] != "step" && !background:
+		case words[0] == "step" && words[1] == "make", background && words[2] == "make":
 			steps = append(steps, words[len(words)-1])
 		case !slices.Contains(words, "test/programs/build.sh"): // it only builds programs for later steps
 			t.Errorf("the step %q of .ci/run is not a target of the Makefile", strings.TrimSpace(line))
@@ -135,5 +136,50 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 	if named < 100 {
 		t.Errorf("only %d names of tests were found", named)
+	}
+}
+
+// TestMapsNameEachPackage checks that the map of core/doc.go and the tree of CONTRIBUTING.md have each folder of core.
+func TestMapsNameEachPackage(t *testing.T) {
+	_, packages, _ := strings.Cut(read(t, "core/doc.go"), "# Map")
+	_, tree, _ := strings.Cut(read(t, "CONTRIBUTING.md"), "## Where things are")
+	tree, _, _ = strings.Cut(tree, "###")
+	entries, err := os.ReadDir(filepath.Join(root, "core"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			continue
+		}
+		name := regexp.MustCompile(`\bcore/` + entry.Name() + `\b`)
+		if !name.MatchString(packages) {
+			t.Errorf("the map of core/doc.go has no core/%s", entry.Name())
+		}
+		if !name.MatchString(tree) {
+			t.Errorf("the tree of CONTRIBUTING.md has no core/%s", entry.Name())
+		}
+	}
+}
+
+// TestDecisionRecords checks that each decision record is as short as docs/development/decisions/README.md asks, and
+// has its parts in order.
+func TestDecisionRecords(t *testing.T) {
+	const folder = "docs/development/decisions"
+	form := regexp.MustCompile(`(?s)^# (\d{3}): [^\n]+\n\n\*\*Context\.\*\*.*\n\*\*Decision\.\*\*.*` +
+		`\n\*\*Ruled out\.\*\*.*\n\*\*Held by\*\* `)
+	records, err := filepath.Glob(filepath.Join(root, folder, "[0-9]*.md"))
+	if err != nil || len(records) == 0 {
+		t.Fatal(records, err)
+	}
+	for _, path := range records {
+		name := filepath.Base(path)
+		text := read(t, filepath.Join(folder, name))
+		if lines := strings.Count(text, "\n"); lines < 10 || lines > 30 {
+			t.Errorf("%s has %d lines, want 10 to 30", name, lines)
+		}
+		if found := form.FindStringSubmatch(text); found == nil || !strings.HasPrefix(name, found[1]) {
+			t.Errorf("%s is not of the form of the other records", name)
+		}
 	}
 }

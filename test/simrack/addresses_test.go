@@ -20,7 +20,7 @@ import (
 
 // TestCloudControllerManager makes the calls of Oxide's cloud controller manager, in its order: see InstancesV2 in
 // internal/provider/instances_v2.go of github.com/oxidecomputer/oxide-cloud-controller-manager. Its module cannot be
-// imported here. A raw world, because the schema file may lack the interfaces; TestX1NetworkInterfaceFitsTheSDK checks
+// imported here. A raw world, because the schema file may lack the interfaces; TestY1NetworkInterfaceFitsTheSDK checks
 // their form.
 func TestCloudControllerManager(t *testing.T) {
 	w := newRawWorld(t, simrack.Options{Instances: []string{"worker-1", "worker-2"}})
@@ -83,8 +83,8 @@ func TestCloudControllerManagerSeesARestart(t *testing.T) {
 	}
 }
 
-// X1. The SDK's types are made from the rack's schema: an interface that they read and write unchanged has its form.
-func TestX1NetworkInterfaceFitsTheSDK(t *testing.T) {
+// Y1. The SDK's types are made from the rack's schema: an interface that they read and write unchanged has its form.
+func TestY1NetworkInterfaceFitsTheSDK(t *testing.T) {
 	w := newRawWorld(t, simrack.Options{Instances: []string{"i"}})
 	raw := w.must("GET", "/network-interfaces?project=proj&instance=i", "").raw
 	var read oxide.InstanceNetworkInterfaceResultsPage
@@ -108,8 +108,8 @@ func decode(t *testing.T, text []byte) (value any) {
 	return value
 }
 
-// X2. Each instance has one interface, so the second page is empty. A page token names the instance.
-func TestX2NetworkInterfacesHavePages(t *testing.T) {
+// Y2. Each instance has one interface, so the second page is empty. A page token names the instance.
+func TestY2NetworkInterfacesHavePages(t *testing.T) {
 	w := newRawWorld(t, simrack.Options{Instances: []string{"i"}})
 	first := w.must("GET", "/network-interfaces?project=proj&instance=i", "")
 	if len(first.Items) != 1 || first.NextPage == nil {

@@ -374,7 +374,7 @@ var cases = []oneRequest{
 }
 
 // otherCases have a test function of their own, named by the ID.
-var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3", "U1", "X1", "X2"}
+var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3", "U1", "U2", "Y1", "Y2"}
 
 // TestEveryCaseInTheDocsHasATest compares the table of docs/reference/rack.md §11 with the tests here.
 func TestEveryCaseInTheDocsHasATest(t *testing.T) {

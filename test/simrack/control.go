@@ -489,6 +489,8 @@ func (r *Rack) postToken(req *http.Request) (int, any, error) {
 		Role string `json:"role"`
 		// SameUserAs is a token of the user who gets one more token.
 		SameUserAs string `json:"same_user_as"`
+		// Via is where the role is assigned: "", [viaGroup] or [viaSilo].
+		Via        string `json:"via"`
 		ExpiresInS int64  `json:"expires_in_s"`
 	}
 	if err := readControl(req, &body); err != nil {
@@ -496,16 +498,18 @@ func (r *Rack) postToken(req *http.Request) (int, any, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	made := &token{Token: tokenPrefix + rand.Text(), Role: body.Role, UserID: uuid.NewString()}
+	made := &token{Token: tokenPrefix + rand.Text(), Role: body.Role, Via: body.Via, UserID: uuid.NewString()}
 	roles := []string{roleViewer, roleLimitedCollaborator, roleFleetViewer, roleNone}
 	other := r.tokens[body.SameUserAs]
 	switch {
 	case other != nil && body.Role == "":
-		made.Role, made.UserID = other.Role, other.UserID
+		made.Role, made.Via, made.UserID = other.Role, other.Via, other.UserID
 	case body.SameUserAs != "":
 		return 0, nil, errors.New("same_user_as: a token of this rack, and no role")
 	case !slices.Contains(roles, body.Role):
 		return 0, nil, fmt.Errorf("role %q: one of %v", body.Role, roles)
+	case !slices.Contains([]string{"", viaGroup, viaSilo}, body.Via):
+		return 0, nil, fmt.Errorf("via %q: one of %s, %s, or left out", body.Via, viaGroup, viaSilo)
 	}
 	if body.ExpiresInS > 0 {
 		expires := now().Add(time.Duration(body.ExpiresInS) * time.Second)

@@ -349,12 +349,12 @@ func lookup[T record](
 	who caller,
 	want access,
 ) (T, error) {
-	var none, thing T
+	var none, object T
 	if t.sel.id != "" {
 		if t.project != nil {
 			return none, invalidRequest("%s", kind.idAndProject)
 		}
-		thing = byID[t.sel.id]
+		object = byID[t.sel.id]
 	} else {
 		if t.project == nil {
 			return none, invalidRequest("%s", kind.nameAlone)
@@ -363,12 +363,12 @@ func lookup[T record](
 		if err != nil {
 			return none, err
 		}
-		thing, _ = in(p).named(t.sel.name)
+		object, _ = in(p).named(t.sel.name)
 	}
-	if thing == none {
+	if object == none {
 		return none, t.sel.notFound(kind.name)
 	}
-	return thing, who.authorize(want, t.sel.notFound(kind.name))
+	return object, who.authorize(want, t.sel.notFound(kind.name))
 }
 
 func projectDisks(p *project) *collection[*disk] { return &p.disks }
@@ -412,11 +412,11 @@ func parseView[T record, V any](
 	return func(who caller) (answer, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		thing, err := look(who, t, accessRead)
+		object, err := look(who, t, accessRead)
 		if err != nil {
 			return answer{}, err
 		}
-		return answer{200, view(thing)}, nil
+		return answer{200, view(object)}, nil
 	}, nil
 }
 

@@ -5,6 +5,7 @@
 package simrack
 
 import (
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -32,9 +33,11 @@ var errForbidden error = &apiError{status: 403, code: codeForbidden, message: "F
 
 // token is an API token with its user and role.
 type token struct {
-	Token   string    `json:"token"`
-	Role    string    `json:"role"`
-	UserID  string    `json:"user_id"`
+	Token  string `json:"token"`
+	Role   string `json:"role"`
+	UserID string `json:"user_id"`
+	// Via says where the role is assigned: "" to the user, [viaGroup] to a group of the user, [viaSilo] on the silo.
+	Via     string    `json:"via,omitempty"`
 	Created time.Time `json:"created"`
 	// Expires is nil for a token that never expires.
 	Expires *time.Time `json:"expires,omitempty"`
@@ -75,17 +78,102 @@ func parseTokenList(r *Rack, q *request) (action, error) {
 	}, nil
 }
 
+// The places where a role can be assigned, other than to the user on the projects.
+const (
+	viaGroup = "group"
+	viaSilo  = "silo"
+)
+
+// group is the ID of the user's group, or "" if the user is in none.
+func (t *token) group() string {
+	if t.Via != viaGroup {
+		return ""
+	}
+	return derivedID(t.UserID, "group")
+}
+
+// userGroup is a group of users.
+type userGroup struct{ id string }
+
+func (g userGroup) key() (name, id string) { return "", g.id }
+
+// parseUserGroups reads a request for the groups of the caller.
+func parseUserGroups(r *Rack, q *request) (action, error) {
+	sc, err := q.parseScan(sortsByID, false)
+	if err != nil {
+		return nil, err
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		var groups collection[userGroup]
+		if who.group != "" {
+			groups.byID.put(userGroup{who.group}, idOf[userGroup])
+		}
+		return answer{200, makePage(groups.next(sc), sc, func(g userGroup) userGroupView {
+			return userGroupView{
+				ID: g.id, DisplayName: "storage", SiloID: r.identity.SiloID,
+				TimeCreated: r.identity.Created, TimeModified: r.identity.Created,
+			}
+		})}, nil
+	}, nil
+}
+
+// parseSiloPolicy reads a request for the roles on the silo, which all its users may see.
+func parseSiloPolicy(r *Rack, _ *request) (action, error) {
+	return func(caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return answer{200, r.policy(true)}, nil
+	}, nil
+}
+
+// parseProjectPolicy reads a request for the roles on a project. Tokens have the same role on all projects.
+func parseProjectPolicy(r *Rack, q *request) (action, error) {
+	sel, err := parseSelector(q.segment)
+	if err != nil {
+		return nil, badRequest("bad parameter in URL path: %v", err)
+	}
+	return func(who caller) (answer, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if _, err := r.lookupProject(who, sel, accessRead); err != nil {
+			return answer{}, err
+		}
+		return answer{200, r.policy(false)}, nil
+	}, nil
+}
+
+// policy lists the roles that are assigned on the silo, or on each project.
+func (r *Rack) policy(onSilo bool) policyView {
+	view := policyView{RoleAssignments: []assignmentView{}}
+	seen := map[assignmentView]bool{}
+	for _, t := range r.tokens {
+		a := assignmentView{IdentityID: t.UserID, IdentityType: "silo_user", RoleName: strings.ReplaceAll(t.Role, "-", "_")}
+		if group := t.group(); group != "" {
+			a.IdentityID, a.IdentityType = group, "silo_group"
+		}
+		if t.caller().access == accessNone || onSilo != (t.Via == viaSilo) || seen[a] {
+			continue
+		}
+		seen[a] = true
+		view.RoleAssignments = append(view.RoleAssignments, a)
+	}
+	return view
+}
+
 // caller is the authenticated user of a request.
 type caller struct {
 	userID string
 	role   string
+	group  string
 	// access is what the caller may do in every project. A role on the fleet alone gives no access to projects.
 	access access
 	fleet  bool
 }
 
 func (t *token) caller() caller {
-	who := caller{userID: t.UserID, role: t.Role, fleet: t.Role == roleFleetViewer}
+	who := caller{userID: t.UserID, role: t.Role, group: t.group(), fleet: t.Role == roleFleetViewer}
 	switch t.Role {
 	case roleCollaborator, roleLimitedCollaborator:
 		who.access = accessModify

@@ -65,3 +65,56 @@ func TestU1TokensOfAUser(t *testing.T) {
 		w.as(made.Token).do("GET", "/me", "").check(t, wants{401, "Unauthorized", "credentials missing or invalid"})
 	})
 }
+
+// U2. A user's role is in the policy of the project or of the silo, by the user's ID or that of a group. The SDK's
+// types stand for the schema, whose file is cut to other paths.
+func TestU2Policies(t *testing.T) {
+	w := newWorld(t, simrack.Options{})
+	for name, tt := range map[string]struct {
+		role, via     string
+		project, silo []string // roles of the user or the group
+	}{
+		"user":  {role: "viewer", project: []string{"viewer"}},
+		"group": {role: "limited-collaborator", via: "group", project: []string{"limited_collaborator"}},
+		"silo":  {role: "limited-collaborator", via: "silo", silo: []string{"limited_collaborator"}},
+		"none":  {role: "none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var made struct{ Token string }
+			w.operate("POST", "/tokens", fmt.Sprintf(`{"role":%q,"via":%q}`, tt.role, tt.via), 201, &made)
+			with := w.as(made.Token)
+			ids := map[string]string{with.must("GET", "/me", "").ID: "silo_user"}
+			groups := with.must("GET", "/me/groups", "").Items
+			for _, g := range groups {
+				ids[g.ID] = "silo_group"
+			}
+			if (len(groups) == 1) != (tt.via == "group") {
+				t.Errorf("groups: %v", groups)
+			}
+			roles := func(raw string) (found []string) {
+				var policy oxide.ProjectRolePolicy
+				if err := json.Unmarshal([]byte(raw), &policy); err != nil {
+					t.Fatal(err)
+				}
+				for _, a := range policy.RoleAssignments {
+					if kind := ids[a.IdentityId]; kind != "" && kind == string(a.IdentityType) {
+						found = append(found, string(a.RoleName))
+					}
+				}
+				return found
+			}
+			if diff := cmp.Diff(tt.silo, roles(with.must("GET", "/policy", "").raw)); diff != "" {
+				t.Errorf("silo, -want +got:\n%s", diff)
+			}
+			if tt.role == "none" {
+				with.do("GET", "/projects/proj/policy", "").
+					check(t, wants{404, "ObjectNotFound", `not found: project with name "proj"`})
+				return
+			}
+			if diff := cmp.Diff(tt.project, roles(with.must("GET", "/projects/proj/policy", "").raw)); diff != "" {
+				t.Errorf("project, -want +got:\n%s", diff)
+			}
+		})
+	}
+	w.operate("POST", "/tokens", `{"role":"viewer","via":"friend"}`, 400, nil)
+}

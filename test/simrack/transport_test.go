@@ -424,7 +424,7 @@ func TestCallsPerSecond(t *testing.T) {
 		w.set(`{"latency_ms":1500}`)
 		w.do("GET", "/ping", "")
 		w.set(`{"latency_ms":0}`)
-		time.Sleep(1500 * time.Millisecond)
+		time.Sleep(1500 * time.Millisecond) // of the bubble's clock: the next call is in another second
 		w.do("GET", "/nonexistent", "")
 		check(rate{Began: began, Seconds: []int{2, 0, 0, 1}})
 		w.operate("DELETE", "/calls", "", 204, nil)

@@ -84,6 +84,24 @@ type userView struct {
 	TimeModified time.Time `json:"time_modified"`
 }
 
+type userGroupView struct {
+	ID           string    `json:"id"`
+	DisplayName  string    `json:"display_name"`
+	SiloID       string    `json:"silo_id"`
+	TimeCreated  time.Time `json:"time_created"`
+	TimeModified time.Time `json:"time_modified"`
+}
+
+type policyView struct {
+	RoleAssignments []assignmentView `json:"role_assignments"`
+}
+
+type assignmentView struct {
+	IdentityID   string `json:"identity_id"`
+	IdentityType string `json:"identity_type"`
+	RoleName     string `json:"role_name"`
+}
+
 type rackView struct {
 	ID           string    `json:"id"`
 	TimeCreated  time.Time `json:"time_created"`

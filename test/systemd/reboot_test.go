@@ -17,8 +17,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// ledger is a small database: it appends a number to a file for each start, and starts only if it finds all of them on a
-// mounted volume.
+// ledger is a small database: it appends a number to a file for each start, and starts only if it finds all of them on
+// a mounted volume.
 const ledger = `#!/bin/sh
 set -eu
 mountpoint -q /srv/ledger || { echo "the volume is not mounted" >&2; exit 1; }
@@ -125,13 +125,13 @@ func (m *machine) shutdown(powerCut bool) {
 	m.t.Helper()
 	ctx := m.t.Context()
 	if powerCut {
-		must(m.t, m.sim.PowerCut(ctx, "node-a"))
+		must(m.t, m.sim.PowerCut(ctx, m.instance))
 		m.kill()
 		return
 	}
 	m.run("systemctl", "--no-block", "poweroff")
 	m.eventually("systemd has ended", m.down)
-	must(m.t, m.sim.Halt(ctx, "node-a"))
+	must(m.t, m.sim.Halt(ctx, m.instance))
 }
 
 // swapDisks detaches the volumes from the stopped instance, and attaches them in the other order.
@@ -140,7 +140,7 @@ func (m *machine) swapDisks() {
 	ctx := m.t.Context()
 	rack, err := m.sim.Client()
 	must(m.t, err)
-	instance := oxide.NameOrId(m.sim.Instance("node-a").ID)
+	instance := oxide.NameOrId(m.sim.Instance(m.instance).ID)
 	attached := m.disks()
 	for _, disk := range attached {
 		_, err := rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
@@ -180,7 +180,7 @@ func (m *machine) startInstance() {
 		instances, err := m.sim.ListInstances(ctx)
 		return err == nil && instances[0].RunState == string(oxide.InstanceStateStopped)
 	})
-	_, err = rack.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(m.sim.Instance("node-a").ID)})
+	_, err = rack.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(m.sim.Instance(m.instance).ID)})
 	must(m.t, err)
 	m.eventually("the instance runs", func() bool {
 		instances, err := m.sim.ListInstances(ctx)

@@ -27,12 +27,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const deploy = "../../deploy/systemd"
 
-// Upper bounds of the exposure levels of systemd-analyze security, in tenths. docs/how-to/bare-host.md names them.
+// Upper bounds of the exposure levels of systemd-analyze security, in tenths. docs/how-to/harden.md names them.
 var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51, "oxide-volume@data": 28}
 
 func TestSystemd(t *testing.T) {
@@ -49,6 +50,7 @@ func TestSystemd(t *testing.T) {
 		{"killed", m.killed},
 		{"a volume as a unit", m.unit},
 		{"a service that needs a volume, with the rack away", m.dependent},
+		{"an encrypted volume", m.encrypted},
 		{"wrong setting", m.wrongSetting},
 		{"stop", m.stop},
 	} {
@@ -61,7 +63,11 @@ func TestSystemd(t *testing.T) {
 type machine struct {
 	t   *testing.T
 	dir string
-	sim *simtest.Sim
+	// programs are the built programs below dir.
+	programs simtest.Programs
+	// sim is the machine's rack, and instance its name there. A host without a rack has neither.
+	sim      *simtest.Sim
+	instance string
 	// init is the process ID of systemd.
 	init int
 	// script is the process that started systemd, ended is closed when both have ended, and output says why.
@@ -72,8 +78,17 @@ type machine struct {
 	csi.NodeClient
 }
 
-// newMachine boots a machine with the plugin's files on it.
+// newMachine boots an instance node-a of a rack with hot-plug.
 func newMachine(t *testing.T) *machine {
+	m := newHost(t)
+	m.startRack("node-a", "--hotplug")
+	m.boot()
+	m.clone()
+	return m
+}
+
+// newHost returns a machine that is no instance of a rack. It is not booted.
+func newHost(t *testing.T) *machine {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a systemd that starts services")
 	}
@@ -86,35 +101,50 @@ func newMachine(t *testing.T) *machine {
 	must(t, os.Mkdir(changes, 0o755))
 	must(t, unix.Mount("tmpfs", changes, "tmpfs", 0, "mode=755"))
 	t.Cleanup(func() { must(t, unix.Unmount(changes, 0)) })
-	programs, err := simtest.Build(m.dir, false) // without the race detector, as released
+	m.programs, err = simtest.Build(m.dir, false) // without the race detector, as released
 	must(t, err)
-	m.sim, err = simtest.StartSim(
-		programs.Sim,
-		nil,
-		"--hotplug",
-		"--guest-root="+filepath.Join(m.dir, "guests"),
-		"--instances=node-a",
-	)
-	must(t, err)
-	t.Cleanup(func() { must(t, m.sim.Stop()) }) // fails if anything is left
-	t.Cleanup(func() {
-		if t.Failed() {
-			journal, _ := m.try("journalctl", "--no-pager", "--lines=60")
-			t.Logf("%s\n%s", m.output, journal)
-		}
-		m.kill()
-		m.removeCgroups()
-	})
-	m.boot()
-	must(t, os.MkdirAll(m.in("/root/deploy"), 0o755))
-	must(t, os.CopyFS(m.in("/root/deploy"), os.DirFS(deploy)))
 	return m
+}
+
+// startRack starts a rack, and makes the machine this instance of it.
+func (m *machine) startRack(instance string, also ...string) {
+	m.instance = instance
+	args := append([]string{"--guest-root=" + filepath.Join(m.dir, "guests"), "--instances=" + instance}, also...)
+	var err error
+	m.sim, err = simtest.StartSim(m.programs.Sim, nil, args...)
+	must(m.t, err)
+	m.t.Cleanup(func() { must(m.t, m.sim.Stop()) }) // fails if anything is left
+}
+
+// clone copies the part of the repository that pages use, with the built program, to /root/clone.
+func (m *machine) clone() {
+	const units = "/root/clone/deploy/systemd"
+	must(m.t, os.MkdirAll(m.in(units), 0o755))
+	must(m.t, os.CopyFS(m.in(units), os.DirFS(deploy)))
+	m.run("install", "-D", m.programs.Plugin, "/root/clone/bin/oxide-csi")
+}
+
+// shell runs a script in /root/clone, as a reader of a page does.
+func (m *machine) shell(script string, environ ...string) string {
+	m.t.Helper()
+	return m.run(slices.Concat([]string{"env", "--chdir=/root/clone"}, environ,
+		[]string{"bash", "-eu", "-o", "pipefail", "-c", script})...)
 }
 
 // boot starts systemd, and waits until it has started its own services.
 func (m *machine) boot() {
 	script, err := filepath.Abs("boot.sh")
 	must(m.t, err)
+	if m.script == nil { // The rack's instance ends after the machine.
+		m.t.Cleanup(func() {
+			if m.t.Failed() {
+				journal, _ := m.try("journalctl", "--no-pager", "--lines=60")
+				m.t.Logf("%s\n%s", m.output, journal)
+			}
+			m.kill()
+			m.removeCgroups()
+		})
+	}
 	m.output, m.ended = new(bytes.Buffer), make(chan struct{})
 	m.script = exec.Command(script, m.dir)
 	m.script.Dir = "/"
@@ -220,9 +250,8 @@ func (m *machine) write(path, text string, mode os.FileMode) {
 // install follows docs/how-to/bare-host.md. A drop-in names the simulated guest and the type of its devices.
 func (m *machine) install() {
 	for range 2 { // the second time as an upgrade
-		m.run("/root/deploy/install.sh", filepath.Join(m.dir, "oxide-csi"), "controller", "node")
+		m.shell("deploy/systemd/install.sh bin/oxide-csi controller node")
 	}
-	guest := m.sim.Instance("node-a").Guest
 	m.write(
 		"/etc/oxide-csi/controller.env",
 		fmt.Sprintf("OXIDE_HOST=%s\nOXIDE_PROJECT=%s\nOXIDE_TOKEN_FILE=/etc/oxide-csi/token\nOXIDE_CSI_CLUSTER_ID=test\n",
@@ -233,12 +262,18 @@ func (m *machine) install() {
 	m.run("chgrp", "oxide-csi", "/etc/oxide-csi/token")
 	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_KUBELET_REGISTRATION_DIR=/var/lib/kubelet/plugins_registry\n", 0o640)
 	must(m.t, os.MkdirAll(m.in("/var/lib/kubelet/plugins_registry"), 0o755)) // on a real node the kubelet creates it
-	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
-		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
-	m.run("systemctl", "daemon-reload")
+	m.seeGuest()
 	m.run("systemctl", "enable", "--now", "oxide-csi-controller", "oxide-csi-node")
 	m.ControllerClient = csi.NewControllerClient(m.dial("controller"))
 	m.NodeClient = csi.NewNodeClient(m.dial("node"))
+}
+
+// seeGuest shows the node plugin the devices of the simulated instance, with a drop-in that also names their type.
+func (m *machine) seeGuest() {
+	guest := m.sim.Instance(m.instance).Guest
+	m.write("/etc/systemd/system/oxide-csi-node.service.d/guest.conf", "[Service]\nDeviceAllow=block-loop rw\n"+
+		"Environment=OXIDE_CSI_DEV_ROOT="+guest+"/dev OXIDE_CSI_SYS_ROOT="+guest+"/sys\n", 0o644)
+	m.run("systemctl", "daemon-reload")
 }
 
 // dial connects to a plugin's socket, and waits until the plugin is ready.
@@ -479,6 +514,38 @@ ExecStart=/bin/sh -c 'echo started >/srv/db/state && exec sleep 1000000'
 	)
 	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
 	m.run("oxide-csi", "volume", "delete", id)
+}
+
+// encrypted mounts an encrypted volume with the documented drop-in, as far as a kernel without device-mapper goes:
+// cryptsetup makes the header within the limits of the unit, and cannot open it.
+func (m *machine) encrypted() {
+	dropIn := pages.Of(m.t, "../../docs/how-to/encrypt-volumes.md")
+	m.write("/etc/systemd/system/oxide-csi-node.service.d/encrypted.conf", dropIn[0], 0o644)
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", "oxide-csi-node")
+	m.dial("node")
+	const passphrase = "/etc/oxide-csi/secret.passphrase"
+	m.write(passphrase, "from a generator\n", 0o600)
+	id := strings.TrimSpace(
+		m.run("oxide-csi", "volume", "create", "secret", "--size=1GiB", "--parameter=encryption=luks2"))
+	said, err := m.try("oxide-csi", "volume", "mount", id, "/srv/secret", "--attach", "--passphrase-file="+passphrase)
+	if err == nil || !strings.Contains(said, "load the kernel modules dm_mod and dm_crypt") {
+		m.t.Errorf("mount of an encrypted volume: %v: %s", err, said)
+	}
+	devices, err := filepath.Glob(m.sim.Instance(m.instance).Guest + "/dev/nvme*n1")
+	must(m.t, err)
+	if !slices.ContainsFunc(devices, func(device string) bool {
+		return exec.Command("cryptsetup", "open", "--test-passphrase", "--disable-locks",
+			"--key-file="+m.in(passphrase), "--keyfile-size=16", device).Run() == nil
+	}) {
+		m.t.Errorf("none of %v opens with the passphrase", devices)
+	}
+	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
+	m.run("oxide-csi", "volume", "delete", id)
+	must(m.t, os.Remove(m.in("/etc/systemd/system/oxide-csi-node.service.d/encrypted.conf")))
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", "oxide-csi-node")
+	m.dial("node")
 }
 
 // wrongSetting checks that a start with a wrong setting fails at once, and is not repeated again and again.

@@ -56,6 +56,7 @@ func TestEncrypted(t *testing.T) {
 	t.Run("growth", func(t *testing.T) { testEncryptedGrowth(t, p) })
 	t.Run("copy of the disk", func(t *testing.T) { testEncryptedCopy(t, p) })
 	t.Run("read-only", func(t *testing.T) { testEncryptedReadOnly(t, p) })
+	t.Run("discard", func(t *testing.T) { testEncryptedDiscard(t, p) })
 	for _, kind := range []kind{rawBlock, "ext4"} {
 		t.Run("surprise removal/"+string(kind), func(t *testing.T) { testEncryptedRemoval(t, p, kind) })
 	}
@@ -266,8 +267,8 @@ func (m *machine) keepCopies(t *testing.T) (end func()) {
 	return func() { m.sh(t, "kill $(cat /run/agent); rm /run/agent") }
 }
 
-// testMappingCopied: an agent keeps a copy of the mount in a namespace of its own. The volume is unstaged when no program
-// can write any more, and the mapping goes with the copy.
+// testMappingCopied: an agent keeps a copy of the mount in a namespace of its own. The volume is unstaged when no
+// program can write any more, and the mapping goes with the copy.
 func testMappingCopied(t *testing.T, p *plugin) {
 	m := p.machine
 	v := p.plugEncrypted(t, "ext4")
@@ -360,6 +361,20 @@ func testEncryptedReadOnly(t *testing.T, p *plugin) {
 	p.leave(t, v)
 }
 
+// testEncryptedDiscard lets discards reach the disk only if a mount flag asks for that.
+func testEncryptedDiscard(t *testing.T, p *plugin) {
+	v := p.plugEncrypted(t, "ext4")
+	for _, flags := range [][]string{nil, {"discard"}} {
+		v.capability.GetMount().MountFlags = flags
+		p.stageAndPublish(t, v)
+		table := p.machine.sh(t, "dmsetup table")
+		if strings.Contains(table, "allow_discards") != (flags != nil) {
+			t.Errorf("with the mount flags %q: %s", flags, table)
+		}
+		p.leave(t, v)
+	}
+}
+
 // testEncryptedRemoval detaches a disk that is in use, and attaches it again.
 func testEncryptedRemoval(t *testing.T, p *plugin, kind kind) {
 	m := p.machine
@@ -390,8 +405,8 @@ func testEncryptedRawThenFilesystem(t *testing.T, p *plugin) {
 	}
 }
 
-// testMappingOfKilledPlugin: a new process of the plugin finds the mapping that a killed one left, and closes it when the
-// volume is unstaged, also if nothing else says that the volume was ever here.
+// testMappingOfKilledPlugin: a new process of the plugin finds the mapping that a killed one left, and closes it when
+// the volume is unstaged, also if nothing else says that the volume was ever here.
 func testMappingOfKilledPlugin(t *testing.T, p *plugin) {
 	m := p.machine
 	v := p.plugEncrypted(t, "ext4")
@@ -474,8 +489,8 @@ func testMappingOfRemovedDisk(t *testing.T, p *plugin) {
 	})
 }
 
-// testRestoredHeader: a header from before the first use says that nothing was ever written. The data shows otherwise, also
-// where it has no signature.
+// testRestoredHeader: a header from before the first use says that nothing was ever written. The data shows otherwise,
+// also where it has no signature.
 func testRestoredHeader(t *testing.T, p *plugin) {
 	m := p.machine
 	for _, kind := range []kind{"ext4", rawBlock} {
@@ -488,7 +503,7 @@ func testRestoredHeader(t *testing.T, p *plugin) {
 		before := v.sum(t)
 		err := p.stage(t, encrypted(filesystemVolume(v.disk, "ext4")))
 		fail(t, err, codes.FailedPrecondition)
-		if !strings.Contains(err.Error(), "and it holds data") {
+		if !strings.Contains(err.Error(), "but holds data") {
 			t.Errorf("got %v", err)
 		}
 		p.checkClosed(t, v)
@@ -503,7 +518,8 @@ func testRestoredHeader(t *testing.T, p *plugin) {
 	}
 }
 
-// testOpenerBelow: while copies of the mount remain, a program that can write to the disk below keeps the volume staged.
+// testOpenerBelow: while copies of the mount remain, a program that can write to the disk below keeps the volume
+// staged.
 func testOpenerBelow(t *testing.T, p *plugin) {
 	m := p.machine
 	v := p.plugEncrypted(t, "ext4")
@@ -530,9 +546,9 @@ func testOpenerBelow(t *testing.T, p *plugin) {
 	m.await(t, time.Minute, "the mapping to close", func() bool { return m.mapping(t, v) == "" })
 }
 
-// TestPowerCutInEncryption cuts the power between any two writes of the first stage of encrypted volumes: in luksFormat,
-// before and in mkfs, and while the label is removed. The next stage must make the volume usable without an operator. The
-// last cut is after a workload has written, and loses nothing of that.
+// TestPowerCutInEncryption cuts the power between any two writes of the first stage of encrypted volumes: in
+// luksFormat, before and in mkfs, and while the label is removed. The next stage must make the volume usable without an
+// operator. The last cut is after a workload has written, and loses nothing of that.
 func TestPowerCutInEncryption(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -606,3 +622,70 @@ func TestPowerCutInEncryption(t *testing.T) {
 		})
 	}
 }
+
+// TestPowerCutInPassphraseChange cuts the power at writes to the header while a passphrase is replaced. With both
+// passphrases each state can be staged, and has its data. After that only the new passphrase opens it.
+func TestPowerCutInPassphraseChange(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	v := encrypted(kind("ext4").volume(newVolumeDisk(t, "changed")))
+	v.log = filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(v.log, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := boot(t, slots{0: newSystemDisk(t), 1: v.disk})
+	m.mountSystemDisk(t)
+	p := startPlugin(t, m, lowMemory)
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	p.leave(t, v)
+	begun := len(readLog(t, v.log))
+	v.passphrase, v.previous = "second-"+vmPassphrase, vmPassphrase
+	succeed(t, p.stage(t, v))
+	log := readLog(t, v.log)
+	m.cutPower(t)
+
+	var changes []int // writes of the change
+	for i, w := range log[begun:] {
+		if w.offset < luksHeaderBytes && len(w.data) > 0 {
+			changes = append(changes, begun+i)
+		}
+	}
+	if len(changes) < 4 {
+		t.Fatalf("the change made %d writes", len(changes))
+	}
+	const cuts = 11 // as many as a machine has slots
+	attached, found := slots{0: newSystemDisk(t)}, map[int]*volume{}
+	for i := range cuts {
+		n := i * len(changes) / cuts
+		cut := moment{fmt.Sprintf("cut before write %d of %d", n+1, len(changes)), log[:changes[n]]}
+		if i%2 == 1 {
+			cut = cut.losing(random)
+		}
+		copied := *v
+		copied.disk = v.at(t, cut)
+		copied.disk.name = newVolumeDisk(t, fmt.Sprint("change", i)).name // the UUID, and so the header's, stays
+		attached[i+1], found[i+1] = copied.disk, &copied
+		t.Logf("slot %d: %s", i+1, cut.name)
+	}
+	m = boot(t, attached)
+	m.mountSystemDisk(t)
+	p = startPlugin(t, m, lowMemory)
+	for i := range cuts {
+		v := found[i+1]
+		p.stageAndPublish(t, v)
+		p.check(t, v, data)
+		p.leave(t, v)
+		v.passphrase, v.previous = vmPassphrase, ""
+		fail(t, p.stage(t, v), codes.FailedPrecondition)
+		v.passphrase = "second-" + vmPassphrase
+		p.stageAndPublish(t, v)
+		p.check(t, v, data)
+		p.leave(t, v)
+	}
+}
+
+// luksHeaderBytes is the size of a LUKS2 header with its key slots, the default of cryptsetup.
+const luksHeaderBytes = 16 << 20

@@ -57,8 +57,8 @@ type Cache struct {
 	mounted string
 }
 
-// New returns a cache before the file backing, which keeps its size. It needs root and /dev/fuse. At the end of the test
-// it is removed, and unflushed writes are lost.
+// New returns a cache before the file backing, which keeps its size. It needs root and /dev/fuse. At the end of the
+// test it is removed, and unflushed writes are lost.
 func New(t testing.TB, backing string) *Cache {
 	t.Helper()
 	if os.Geteuid() != 0 {

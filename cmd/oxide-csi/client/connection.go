@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"strings"
@@ -36,8 +35,8 @@ type Options struct {
 	SysRoot string
 	// DryRun makes the client send no call that could change anything; see [Client.Calls].
 	DryRun bool
-	// Progress gets a line that is overwritten while a call takes long. Nil means no progress.
-	Progress io.Writer
+	// Progress shows which call takes long.
+	Progress Progress
 }
 
 // Client calls a plugin.
@@ -157,9 +156,9 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 			c.calls = append(c.calls, call)
 			return nil
 		}
-		hideProgress := showProgress(c.opts.Progress, call.Method)
+		endProgress := c.opts.Progress.during(call.Method)
 		err := invoke(ctx, method, req, reply, conn, opts...)
-		hideProgress()
+		endProgress()
 		if err == nil {
 			return nil
 		}
@@ -169,7 +168,8 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 		}
 		return answerError(ctx, call, socket, service, answer)
 	}
-	// gRPC's own backoff grows to two minutes. A command with --wait would not see for so long that the plugin has started.
+	// gRPC's own backoff grows to two minutes. A command with --wait would not see for so long that the plugin has
+	// started.
 	reconnect := backoff.Config{BaseDelay: reconnectDelay, Multiplier: 1, MaxDelay: reconnectDelay}
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithContextDialer(dial), grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(intercept),
@@ -225,37 +225,4 @@ func answerError(ctx context.Context, call Call, socket, service string, answer 
 		answer.Message(),
 		nextStep(call.Method, answer.Code()),
 	)
-}
-
-const (
-	// progressDelay is how long a call takes before its progress is shown.
-	progressDelay    = 2 * time.Second
-	progressInterval = time.Second
-	clearLine        = "\r\x1b[K"
-)
-
-// showProgress shows on a terminal which call the command waits for. hide clears the line.
-func showProgress(out io.Writer, method string) (hide func()) {
-	if out == nil {
-		return func() {}
-	}
-	start := time.Now()
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for wait, shown := progressDelay, false; ; wait = progressInterval {
-			select {
-			case <-time.After(wait):
-				shown = true
-				// A failed write to the terminal must not end the call.
-				_, _ = fmt.Fprintf(out, "%swaiting for %s, %s", clearLine, method, time.Since(start).Round(time.Second))
-			case <-stop:
-				if shown {
-					_, _ = io.WriteString(out, clearLine)
-				}
-				return
-			}
-		}
-	}()
-	return func() { close(stop); <-stopped }
 }

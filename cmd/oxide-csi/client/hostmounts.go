@@ -15,8 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
-// hostMounts are the disks of this host and its mount table. The client reads them itself, because the plugin knows only
-// the given staging path and the mounts that it made since its start.
+// hostMounts are the disks of this host and its mount table. The client reads them itself, because the plugin knows
+// only the given staging path and the mounts that it made since its start.
 type hostMounts struct {
 	disks []device.Disk
 	table mount.Table

@@ -22,9 +22,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
 )
 
-// kept is what this host keeps of a volume that it has mounted, in <staging folder>/<volume ID>.json, until the volume is
-// detached or deleted. With it a volume is mounted and unmounted while neither a controller nor the rack answers. In CSI
-// the orchestrator keeps these values; here the commands are the orchestrator.
+// kept is what this host keeps of a volume that it has mounted, in <staging folder>/<volume ID>.json, until the volume
+// is detached or deleted. With it a volume is mounted and unmounted while neither a controller nor the rack answers. In
+// CSI the orchestrator keeps these values; here the commands are the orchestrator.
 type kept struct {
 	// Controller is the socket of the controller, because two controllers may each have a volume of this name.
 	Controller string `json:"controller"`
@@ -108,8 +108,8 @@ func (c *Client) keptAttachment(ctx context.Context, volume string) (Attachment,
 	return attachment, true
 }
 
-// onlyOwnFilesystem makes the node plugin mount only what it made for this disk, because a kept attachment may be out of
-// date.
+// onlyOwnFilesystem makes the node plugin mount only what it made for this disk, because a kept attachment may be out
+// of date.
 func onlyOwnFilesystem(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, rpc.MetadataOwnFilesystem, "yes")
 }

@@ -53,9 +53,9 @@ type MountOptions struct {
 // stagingMode lets only root reach a filesystem through its staging path.
 const stagingMode = 0o700
 
-// Mount stages a volume that is attached to this node, and publishes it at the target. If it fails, it unstages a volume
-// that it has staged. If the controller is not ready, and this node has mounted the volume before and has its disk, it
-// mounts the filesystem that the plugin made there then.
+// Mount stages a volume that is attached to this node, and publishes it at the target. If it fails, it unstages a
+// volume that it has staged. If the controller is not ready, and this node has mounted the volume before and has its
+// disk, it mounts the filesystem that the plugin made there then.
 func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
 	if err := checkParent(opts.Target); err != nil {
 		return Mounted{TargetPath: opts.Target}, err
@@ -249,8 +249,8 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 	return unmounted, c.unstage(ctx, id)
 }
 
-// mountedVolumeID returns the ID of a volume from its ID or its name. It asks the controller only for a name under which
-// this node has mounted nothing: at a shutdown the rack may be out of reach.
+// mountedVolumeID returns the ID of a volume from its ID or its name. It asks the controller only for a name under
+// which this node has mounted nothing: at a shutdown the rack may be out of reach.
 func (c *Client) mountedVolumeID(ctx context.Context, text string) (string, error) {
 	if found, err := c.listKept(text); err == nil && len(found) == 1 {
 		return found[0].Attachment.VolumeID, nil

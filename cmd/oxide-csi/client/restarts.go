@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -50,6 +51,27 @@ func requestRestarts(
 		restarts, _, err := answer() // a controller that plans no restarts does not answer
 		return restarts, err
 	}
+}
+
+// Restarts returns the planned restarts that the controller knows, with the names of their nodes. It returns false if
+// the controller plans none. Each call that lists volumes can ask for them; this one lists a single volume.
+func (c *Client) Restarts(ctx context.Context) (restarts []Restart, planned bool, err error) {
+	asking, option, decode := requestRestarts(ctx)
+	asking, nodes, decodeNodes := askNodeNames(asking)
+	if _, err := c.controller.ListVolumes(asking, &csi.ListVolumesRequest{MaxEntries: 1}, option, nodes); err != nil {
+		return nil, false, err
+	}
+	names, err := decodeNodes()
+	if err != nil {
+		return nil, false, err
+	}
+	all, err := decode()
+	for _, r := range all {
+		restarts = append(restarts, Restart{
+			NodeID: r.InstanceID, NodeName: names[r.InstanceID], Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID,
+		})
+	}
+	return restarts, all != nil, err
 }
 
 // setRestarts sets the restart that the volume waits for, and the node that still has the disk of a detached volume.

@@ -368,6 +368,34 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 	return Deleted{ID: id}, c.forget(id)
 }
 
+// Expanded is a volume after it was made larger.
+type Expanded struct {
+	ID        string `json:"volumeID"`
+	SizeBytes int64  `json:"sizeBytes"`
+}
+
+// ExpandVolume makes a volume larger that is attached to no node. sizeBytes is its least size afterwards.
+func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64) (Expanded, error) {
+	id, err := c.volumeID(ctx, text)
+	if err != nil {
+		return Expanded{}, err
+	}
+	if c.opts.DryRun {
+		got, err := c.getVolume(ctx, id)
+		if err != nil {
+			return Expanded{}, err
+		}
+		for _, node := range got.GetStatus().GetPublishedNodeIds() {
+			return Expanded{}, failed(
+				codes.FailedPrecondition, "volume %s is attached to node %s and is not expanded: detach the volume first", id, node)
+		}
+	}
+	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: sizeBytes},
+	})
+	return Expanded{ID: id, SizeBytes: expanded.GetCapacityBytes()}, err
+}
+
 // Attachment is a volume attached to a node, with all values that the node needs.
 type Attachment struct {
 	VolumeID       string            `json:"volumeID"`
@@ -408,9 +436,9 @@ func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (
 	}, err
 }
 
-// Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it unstages the volume first,
-// and fails while the volume is mounted. For another node the caller must confirm that the volume is unmounted there. A
-// volume that is attached to a third node is an error.
+// Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it
+// unstages the volume first, and fails while the volume is mounted. For another node the caller must confirm that the
+// volume is unmounted there. A volume that is attached to a third node is an error.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {

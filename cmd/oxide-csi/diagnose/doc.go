@@ -6,7 +6,7 @@
 // returns data; the commands print it. It reads each list once, whatever the number of volumes. Only [Cleaner] changes
 // anything.
 //
-//   - doctor.go, rack.go, node.go: examinations
+//   - doctor.go, rack.go, node.go, restarts.go, classes.go: examinations
 //   - explain.go: what is known of one volume; symptoms.go: the table from which the verdict follows, and page.go the
 //     page docs/how-to/troubleshooting.md
 //   - orphans.go: what a rack has and the orchestrator does not know, and the other way round

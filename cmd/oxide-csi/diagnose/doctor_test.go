@@ -93,6 +93,15 @@ func TestExamineRack(t *testing.T) {
 			after: 2 * time.Hour,
 			want:  map[string]metadata.Status{"planned restarts": warning, "records": warning},
 		},
+		"viewer": {
+			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {
+				token, err := r.Sim.NewToken(t.Context(), "viewer")
+				coretest.Must(t, err)
+				*r.Token = token
+			},
+			config: func(c *rack.Config) { c.Token = nil },
+			want:   map[string]metadata.Status{"role on the project": failure},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,6 +117,9 @@ func TestExamineRack(t *testing.T) {
 			}
 			if test.config != nil {
 				test.config(&config)
+			}
+			if config.Token == nil {
+				config.Token = rack.FixedToken(*r.Token)
 			}
 			client, err := rack.New(config)
 			coretest.Must(t, err)
@@ -138,32 +150,129 @@ func TestExamineRack(t *testing.T) {
 	}
 }
 
-// The number of calls does not grow with the number of volumes, but with the pages of the list: 10,000 disks are 21.
-func TestRackIsExaminedInOnePass(t *testing.T) {
-	r := coretest.New(t)
-	calls := func() int {
-		client := newRack(t, r)
-		r.ClearCalls(t)
-		diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
-		total := 0
-		for _, count := range r.Calls(t) {
-			total += count
+// found is what the examination has found in a line.
+func found(findings []metadata.Finding, looked string) (texts string) {
+	for _, f := range findings {
+		if f.Looked == looked {
+			texts += f.Found + "\n"
 		}
-		return total
 	}
-	before := calls()
-	const count = 1100
-	for i := range count {
-		r.UserDisk(
-			t,
-			coretest.Project,
-			fmt.Sprintf("disk-%d", i),
-			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode(),
-		)
+	return texts
+}
+
+// A disk that is younger than the start of its instance proves that the rack hot-plugs. An older one proves nothing.
+func TestHotplugIsProvedByADisk(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t)
+	client := newRack(t, r)
+	look := func() string {
+		return found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now()), "hot-plug")
 	}
-	if after := calls(); after-before > 3 {
-		t.Errorf("%d calls, and %d with %d disks", before, after, count)
+	if text := look(); !strings.HasPrefix(text, "not known") {
+		t.Errorf("without disks: %s", text)
 	}
+	volume := r.Create(t, "x")
+	coretest.Must(t, r.Publish(t, volume, r.Node(t, "node-a")))
+	if text := look(); !strings.HasPrefix(text, "yes: disk "+volume) {
+		t.Errorf("attached while the instance ran: %s", text)
+	}
+	coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
+	coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "running"))
+	if text := look(); !strings.HasPrefix(text, "not known") {
+		t.Errorf("after a restart: %s", text)
+	}
+}
+
+// A record that no controller renews is told from one that is renewed, however long the restart takes.
+func TestRecordsThatNobodyKeeps(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t, func(o *coretest.Options) { o.Unplanned = true })
+	client := newRack(t, r)
+	_, err := client.CreateRecord(t.Context(), "csi-restart-"+diskname.ForCluster(coretest.Cluster)+"-0-0",
+		fmt.Sprintf(`{"v":1,"cluster":%q,"id":"1","instance":%q}`, coretest.Cluster, r.Node(t, "node-a")))
+	coretest.Must(t, err)
+	for after, want := range map[time.Duration]string{
+		time.Minute: "1 under way", time.Hour: "nobody carries out the restart of instance " + r.Node(t, "node-a"),
+	} {
+		findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now().Add(after))
+		if text := found(findings, "planned restarts"); !strings.HasPrefix(text, want) {
+			t.Errorf("after %s: %s", after, text)
+		}
+	}
+}
+
+// page is what a rack returns of a list at once.
+const page = 500
+
+// listCalls runs a command and counts the calls of the lists, and of all else. It checks that no call is about a single
+// volume.
+func listCalls(t *testing.T, r *coretest.Rig, command func(client *rack.Client)) (lists, others int) {
+	t.Helper()
+	client := newRack(t, r)
+	r.ClearCalls(t)
+	command(client)
+	for operation, count := range r.Calls(t) {
+		switch operation {
+		case "disk_list", "snapshot_list", "anti_affinity_group_list", "instance_list":
+			lists += count
+		case "disk_view", "snapshot_view", "instance_view", "instance_disk_list":
+			t.Errorf("%s was called %d times", operation, count)
+		default:
+			others += count
+		}
+	}
+	return lists, others
+}
+
+// doctor and orphans cost one pass over the lists: with one page more of disks there is one call more, and nothing else
+// grows. So 10,000 volumes cost 20 calls more than none. The bench measures the time ("doctor and orphans").
+func TestCommandsNeedOnePass(t *testing.T) {
+	r := coretest.New(t)
+	var known metadata.Inventory
+	commands := map[string]func(client *rack.Client){
+		"doctor": func(client *rack.Client) {
+			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
+		},
+		"orphans": func(client *rack.Client) {
+			racks := []*rack.Client{client}
+			found, err := diagnose.FindOrphans(t.Context(), racks, coretest.Cluster, inventory(known), time.Now())
+			coretest.Must(t, err)
+			if len(found.Orphans) != len(known.Volumes) { // half of all
+				t.Errorf("%d orphans beside %d volumes", len(found.Orphans), len(known.Volumes))
+			}
+		},
+	}
+	type calls struct{ lists, others int }
+	count := func() map[string]calls {
+		all := map[string]calls{}
+		for name, command := range commands {
+			lists, others := listCalls(t, r, command)
+			all[name] = calls{lists, others}
+		}
+		return all
+	}
+	before := count()
+	const pages = 3
+	for i := range pages * page {
+		disk := r.UserDisk(t, coretest.Project, fmt.Sprintf("disk-%d", i),
+			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode())
+		if i%2 == 0 {
+			known.Volumes = append(known.Volumes, metadata.KnownObject{ID: disk.Id, Object: "PersistentVolume"})
+		}
+	}
+	for name, after := range count() {
+		want := calls{before[name].lists + pages, before[name].others}
+		if after != want {
+			t.Errorf("%s: %+v calls with %d disks, and %+v without, want %+v", name, after, pages*page, before[name], want)
+		}
+	}
+}
+
+// inventory is an orchestrator that knows this.
+type inventory metadata.Inventory
+
+func (i inventory) Inventory(context.Context) (metadata.Inventory, error) {
+	return metadata.Inventory(i), nil
 }
 
 // source is a source of identity.
@@ -214,11 +323,28 @@ func TestExamineNode(t *testing.T) {
 			map[string]metadata.Status{"state folder": warning}},
 		"no socket": {func(_ *testing.T, n *diagnose.Node, _ string) { n.Sockets[0] += "-none" },
 			map[string]metadata.Status{"socket": failure}},
+		"a socket that was left": {func(t *testing.T, n *diagnose.Node, _ string) {
+			n.Sockets[0] += "-left"
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.Sockets[0], Net: "unix"})
+			coretest.Must(t, err)
+			listener.SetUnlinkOnClose(false)
+			coretest.Must(t, listener.Close())
+		}, map[string]metadata.Status{"socket": failure}},
+		"the kernel refused an NVMe function": {func(t *testing.T, n *diagnose.Node, _ string) {
+			function := filepath.Join(n.Devices.Sys, "bus/pci/devices/0000:00:12.0")
+			coretest.Must(t, os.MkdirAll(function, 0o755))
+			coretest.Must(t, os.WriteFile(filepath.Join(function, "class"), []byte("0x010802\n"), 0o600))
+		}, map[string]metadata.Status{"NVMe functions": failure}},
+		"a controller that does not start": {func(t *testing.T, n *diagnose.Node, _ string) {
+			state := filepath.Join(n.Devices.Sys, "block/nvme0n1/device/state")
+			coretest.Must(t, os.WriteFile(state, []byte("dead\n"), 0o600))
+		}, map[string]metadata.Status{"NVMe disks": failure}},
 		"no disks": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.RemoveAll(filepath.Join(n.Devices.Sys, "block/nvme0n1")))
 		}, map[string]metadata.Status{"NVMe disks": warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			dir := coretest.ShortDir(t)
 			n := newNode(t, dir)
 			test.change(t, &n, dir)
@@ -230,6 +356,17 @@ func TestExamineNode(t *testing.T) {
 				t.Errorf("-want +got:\n%s\n%+v", diff, found)
 			}
 		})
+	}
+}
+
+// The node's image has the programs that doctor looks for, and no others.
+func TestToolsAreThoseOfTheImage(t *testing.T) {
+	makefile, err := os.ReadFile("../../../Makefile")
+	coretest.Must(t, err)
+	_, rest, _ := strings.Cut(string(makefile), "\nIMAGE_TOOLS      := ")
+	names, _, _ := strings.Cut(rest, "\n")
+	if diff := cmp.Diff(strings.Fields(names), diagnose.Tools()); diff != "" {
+		t.Errorf("IMAGE_TOOLS (-) and doctor (+):\n%s", diff)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -27,6 +28,8 @@ type Facts struct {
 	Instance *rack.Instance
 	// DiskGone and InstanceGone say that the rack has proved that they do not exist.
 	DiskGone, InstanceGone bool
+	// Unasked says why the orchestrator could not be asked. The verdict then follows from the rack alone.
+	Unasked string
 	// RackError is the text of the error with which the rack was read, or empty.
 	RackError string
 }
@@ -56,10 +59,34 @@ func (f Facts) fill(text string) string {
 	if node == "" && f.Instance != nil {
 		node = f.Instance.Name
 	}
+	holder := "that has it"
+	if f.Disk != nil && f.Disk.InstanceID != "" {
+		holder = f.Disk.InstanceID
+	}
+	namespace, _, _ := strings.Cut(f.Claim, "/")
 	return strings.NewReplacer(
 		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
-		"{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
+		"{holder}", holder, "{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
+		"{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
 	).Replace(text)
+}
+
+// pod is the pod as arguments of kubectl.
+func (f Facts) pod() string {
+	if name, ok := strings.CutPrefix(f.Workload, "pod "); ok {
+		namespace, name, _ := strings.Cut(name, "/")
+		return fmt.Sprintf("pod -n %s %s", namespace, name)
+	}
+	return "pod -n NAMESPACE POD"
+}
+
+// allocation is the ID of the allocation.
+func (f Facts) allocation() string {
+	if label, ok := strings.CutPrefix(f.Workload, "allocation "); ok {
+		id, _, _ := strings.Cut(label, " ")
+		return id
+	}
+	return "ALLOCATION"
 }
 
 // Explanation is the answer to an operator's question about one volume.
@@ -83,19 +110,29 @@ func Verdict(f Facts) Symptom {
 			return symptom
 		}
 	}
-	if f.RackError == "" && len(f.Messages) == 0 {
+	unknown := Unknown
+	switch next := f.nextForError(); {
+	case f.RackError == "" && len(f.Messages) == 0:
 		return Works
+	case next != "":
+		unknown.Next = next
 	}
-	return Unknown
+	return unknown
 }
 
 // ErrNoSuchVolume means that neither the orchestrator nor a rack knows what was asked for.
 var ErrNoSuchVolume = errors.New("no such volume")
 
-// Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node it
-// reads what the orchestrator repeats of the node plugin's answers: that needs no right to run or reach anything there.
+// Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
+// it reads what the orchestrator repeats of the node plugin's answers: that needs no right to run or reach anything
+// there. If this machine is the node, it also looks at the devices below guest and at the mounts.
 func Explain(
-	ctx context.Context, subject metadata.Subject, tracer metadata.Tracer, racks []*rack.Client, cluster string,
+	ctx context.Context,
+	subject metadata.Subject,
+	tracer metadata.Tracer,
+	racks []*rack.Client,
+	cluster string,
+	guest device.Roots,
 ) (Explanation, error) {
 	f := Facts{Trace: metadata.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
 	if tracer != nil {
@@ -105,6 +142,8 @@ func Explain(
 		}
 		if err == nil {
 			f.Trace = trace
+		} else {
+			f.Unasked = err.Error()
 		}
 	}
 	f.readRacks(ctx, racks, cluster)
@@ -114,7 +153,7 @@ func Explain(
 	symptom := Verdict(f)
 	return Explanation{
 		Reason: symptom.Reason, Verdict: f.fill(symptom.Verdict), Broken: symptom.Link, Actor: symptom.Actor,
-		Next: f.fill(symptom.Next), Chain: f.chain(), Messages: f.allMessages(),
+		Next: f.fill(symptom.nextFor(f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
 	}, nil
 }
 
@@ -139,8 +178,8 @@ func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster str
 		case err != nil:
 			f.RackError = err.Error()
 			return
-		case f.Disk == nil && disk.ID != "":
-			f.Disk, f.Rack, f.VolumeID = &disk, client.Name(), disk.ID
+		case f.Disk == nil && disk.VolumeID != "":
+			f.Disk, f.Rack, f.VolumeID = &disk, client.Name(), disk.VolumeID
 		}
 	}
 	f.DiskGone = f.VolumeID != "" && f.Disk == nil && gone > 0 && gone == len(racks)
@@ -190,8 +229,8 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 	f.InstanceGone = gone > 0 && gone == len(racks)
 }
 
-// chain puts the rack's links between those of the orchestrator.
-func (f Facts) chain() []metadata.TraceStep {
+// chain puts the rack's links and those of the node's guest between those of the orchestrator.
+func (f Facts) chain(guest []metadata.TraceStep) []metadata.TraceStep {
 	var chain, after []metadata.TraceStep
 	for _, step := range f.Steps {
 		if step.Link == "node" || step.Link == "workload" {
@@ -220,13 +259,16 @@ func (f Facts) chain() []metadata.TraceStep {
 	case f.InstanceGone:
 		chain = append(chain, metadata.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"})
 	}
-	return append(chain, after...)
+	return slices.Concat(chain, guest, after)
 }
 
 func (f Facts) allMessages() []metadata.TraceMessage {
 	messages := slices.Clone(f.Messages)
 	if f.RackError != "" {
 		messages = append(messages, metadata.TraceMessage{Link: "rack", Text: f.RackError})
+	}
+	if f.Unasked != "" {
+		messages = append(messages, metadata.TraceMessage{Link: "orchestrator", Text: "it was not asked: " + f.Unasked})
 	}
 	return messages
 }

@@ -6,7 +6,9 @@ package diagnose_test
 
 import (
 	"context"
+	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -163,9 +168,22 @@ var stories = map[string]story{
 	}},
 	"node gone":             {reason: "NodeNotReady", arrange: condition(metadata.NodeNotReady)},
 	"plugin not registered": {reason: "PluginNotRegistered", arrange: condition(metadata.NotRegistered)},
-	"class without plugin":  {reason: "OtherDriver", arrange: condition(metadata.OtherDriver)},
-	"snapshot not ready":    {reason: "SnapshotNotReady", arrange: condition(metadata.SnapshotNotReady)},
-	"expansion waits":       {reason: "ExpansionWaits", arrange: condition(metadata.ExpansionPending)},
+	"no controller":         {reason: "ControllerNotRunning", arrange: condition(metadata.NoController)},
+	"claim not released":    {reason: "ClaimNotReleased", arrange: condition(metadata.ClaimOfEnded)},
+	"no controller, and the workload runs": {
+		reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			publishOnA(t, r, trace)
+			trace.Conditions = []metadata.TraceCondition{metadata.NoController, metadata.Running}
+		},
+	},
+	"class without plugin": {reason: "OtherDriver", arrange: condition(metadata.OtherDriver)},
+	"snapshot not ready":   {reason: "SnapshotNotReady", arrange: condition(metadata.SnapshotNotReady)},
+	"nothing was said yet": {
+		reason: "NotStartedYet", arrange: func(_ *testing.T, _ *coretest.Rig, trace *metadata.Trace) {
+			trace.Steps = append(trace.Steps, metadata.TraceStep{Link: "workload", Object: "Pod x/y", State: "Pending"})
+		},
+	},
+	"expansion waits": {reason: "ExpansionWaits", arrange: condition(metadata.ExpansionPending)},
 }
 
 // refusing is a node that refuses every restart.
@@ -178,8 +196,8 @@ func (refusing) Reply(context.Context, string, string) (metadata.RestartReply, e
 func (r refusing) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
 	return r.Reply(ctx, instance, id)
 }
-func (refusing) Forget(context.Context, string, string) error                 { return nil }
-func (refusing) Report(context.Context, string, metadata.RestartReport) error { return nil }
+func (refusing) Forget(context.Context, string, string) error          { return nil }
+func (refusing) Report(context.Context, string, metadata.Report) error { return nil }
 
 func rackName(t *testing.T) string { return t.Name() + time.Now().String() }
 
@@ -219,6 +237,7 @@ func TestStories(t *testing.T) {
 				traced(trace),
 				[]*rack.Client{client},
 				coretest.Cluster,
+				device.Roots{},
 			)
 			if err != nil || got.Reason != s.reason {
 				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)
@@ -237,12 +256,66 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// A volume that neither the orchestrator nor a rack knows is an error. Without an orchestrator the rack's part is shown.
+// A next step has the names that an operator types.
+func TestNextStepsHaveTheNames(t *testing.T) {
+	r := coretest.New(t)
+	id := r.Create(t, "postgres")
+	coretest.Must(t, r.Publish(t, id, r.Node(t, "node-b")))
+	for _, test := range []struct {
+		workload, orchestrator string
+		want                   []string
+	}{
+		{"pod shop/db-0", metadata.OrchestratorKubernetes, []string{"kubectl cordon worker-1", "kubectl delete pod -n shop db-0:"}},
+		{"allocation 5a7d9b11 (db)", metadata.OrchestratorNomad, []string{"client worker-1", "nomad alloc stop 5a7d9b11:"}},
+		{"", metadata.OrchestratorKubernetes, []string{"kubectl delete pod -n NAMESPACE POD:"}},
+	} {
+		trace := metadata.Trace{
+			VolumeID: id, Node: "worker-1", Workload: test.workload, Orchestrator: test.orchestrator,
+			Messages: []metadata.TraceMessage{{Text: "and takes no more, because --max-disks is 8"}},
+		}
+		got, err := diagnose.Explain(
+			t.Context(),
+			metadata.Subject{VolumeID: id},
+			traced(trace),
+			[]*rack.Client{newRack(t, r)},
+			coretest.Cluster,
+			device.Roots{},
+		)
+		coretest.Must(t, err)
+		for _, want := range test.want {
+			if !strings.Contains(got.Next, want) {
+				t.Errorf("%s, %q: %s, want %s", got.Reason, test.workload, got.Next, want)
+			}
+		}
+	}
+}
+
+// An error that shows no symptom leads to its entry on the page, also if it is not the first message.
+func TestExplainKnowsEachErrorOfThePage(t *testing.T) {
+	for text, want := range map[string]string{
+		luks.ErrNoDeviceMapper.Error(): "EncryptionUnavailable: the messages below",
+		luks.ErrMemory.Error():         "EncryptionUnavailable: the messages below",
+		hostexec.ErrMissing.Error():    "ProgramMissing: install the package",
+		luks.ErrHeader.Error():         "Unknown: Restore the copy of the header: docs/how-to/encrypt-volumes.md#keep-the-header.",
+		rack.ErrSize.Error():           "Unknown: Ask for a size that the rack makes: docs/reference/limits.md.",
+		"something else":               "Unknown: read the messages below",
+	} {
+		verdict := diagnose.Verdict(diagnose.Facts{Trace: metadata.Trace{
+			Messages: []metadata.TraceMessage{{Text: "waiting"}, {Text: "NodeStageVolume: " + text + ": details"}},
+		}})
+		if got := verdict.Reason + ": " + verdict.Next; !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// A volume that neither the orchestrator nor a rack knows is an error.
+// Without an orchestrator the rack's part is shown.
 func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	r := coretest.New(t)
 	id, racks := r.Create(t, "postgres"), []*rack.Client{newRack(t, r)}
 	for _, subject := range []metadata.Subject{{VolumeID: id}, {Name: "postgres"}} {
-		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster)
+		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster, device.Roots{})
 		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, id) {
 			t.Errorf("%+v: %+v, %v", subject, got, err)
 		}
@@ -253,6 +326,38 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 		nil,
 		racks,
 		coretest.Cluster,
+		device.Roots{},
+	); err == nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+// unreachable is an orchestrator that does not answer.
+type unreachable struct{}
+
+func (unreachable) Trace(context.Context, metadata.Subject) (metadata.Trace, error) {
+	return metadata.Trace{}, errors.New("connection refused")
+}
+
+// If the orchestrator does not answer, the rack's part of a volume ID is shown, and that the rest is not known. A claim
+// cannot be explained then.
+func TestExplainSaysThatTheOrchestratorWasNotAsked(t *testing.T) {
+	r := coretest.New(t)
+	racks := []*rack.Client{newRack(t, r)}
+	subject := metadata.Subject{VolumeID: r.Create(t, "x")}
+	got, err := diagnose.Explain(t.Context(), subject, unreachable{}, racks, coretest.Cluster, device.Roots{})
+	if err != nil || len(got.Chain) != 1 || len(got.Messages) != 1 ||
+		!strings.Contains(got.Messages[0].Text, "not asked: connection refused") {
+		t.Errorf("%+v, %v", got, err)
+	}
+	claim := metadata.Subject{Claim: "default/x"}
+	if got, err := diagnose.Explain(
+		t.Context(),
+		claim,
+		unreachable{},
+		racks,
+		coretest.Cluster,
+		device.Roots{},
 	); err == nil {
 		t.Errorf("%+v", got)
 	}
@@ -269,6 +374,23 @@ func TestTroubleshootingPage(t *testing.T) {
 	coretest.Must(t, err)
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("the page differs from the table; run this test with UPDATE=1 (-table +page):\n%s", diff)
+	}
+}
+
+// Under Nomad no verdict that Nomad can lead to has a command of Kubernetes. Those that need a claim's class or a
+// VolumeSnapshot do not exist there.
+func TestNextStepsOfNomad(t *testing.T) {
+	kubernetesOnly := map[string]bool{"OtherDriver": true, "SnapshotNotReady": true}
+	for _, s := range diagnose.Symptoms {
+		text := diagnose.NextFor(s, metadata.OrchestratorNomad)
+		if !kubernetesOnly[s.Reason] && (strings.Contains(text, "kubectl") || strings.Contains(text, "Secret")) {
+			t.Errorf("%s: %s", s.Reason, text)
+		}
+	}
+	for _, reason := range diagnose.NomadReasons() {
+		if !slices.ContainsFunc(diagnose.Symptoms, func(s diagnose.Symptom) bool { return s.Reason == reason }) {
+			t.Errorf("there is no symptom %s", reason)
+		}
 	}
 }
 

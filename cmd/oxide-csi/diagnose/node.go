@@ -7,8 +7,8 @@ package diagnose
 import (
 	"context"
 	"errors"
-
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,14 +56,23 @@ func ExamineNode(ctx context.Context, n Node) []metadata.Finding {
 	e.stateDir(n.StateDir)
 	e.propagation(n)
 	for _, socket := range n.Sockets {
-		e.socket(socket)
+		e.socket(ctx, socket)
 	}
-	if text, err := os.ReadFile(filepath.Join(n.sys(), "fs/selinux/enforce")); err == nil {
-		e.ok("SELinux", "enforcing: %s", strings.TrimSpace(string(text)))
-	} else {
-		e.ok("SELinux", "off")
-	}
+	e.selinux(n)
 	return e.findings
+}
+
+// selinux shows the mode. A node plugin is privileged, and no mode keeps it from its work: docs/how-to/platforms.md.
+func (e *examination) selinux(n Node) {
+	text, err := os.ReadFile(filepath.Join(n.sys(), "fs/selinux/enforce"))
+	switch {
+	case err != nil:
+		e.ok("SELinux", "off")
+	case strings.TrimSpace(string(text)) == "0":
+		e.ok("SELinux", "permissive")
+	default:
+		e.ok("SELinux", "enforcing; docs/how-to/platforms.md has what it denies to containers that are not privileged")
+	}
 }
 
 func (n Node) sys() string {
@@ -126,17 +135,13 @@ func (e *examination) kernel(n Node) {
 	e.ok("NVMe driver", "nvme, a request may take %s s", strings.TrimSpace(string(timeout)))
 }
 
-// tools are the programs that the plugin runs, with the argument for the version. Those of btrfs, and of
-// encrypted volumes, may be missing.
+// tools are the programs that the plugin runs, with the argument for the version. Those for ext3, for btrfs and for
+// encrypted volumes may be missing.
 var tools = []struct {
 	name, version string
 	needed        bool
 }{
-	{
-		"mkfs.ext4",
-		"-V",
-		true,
-	},
+	{"mkfs.ext4", "-V", true},
 	{"e2fsck", "-V", true},
 	{"resize2fs", "", true},
 	{"mkfs.xfs", "-V", true},
@@ -144,8 +149,11 @@ var tools = []struct {
 	{"mount", "-V", true},
 	{"blkid", "-V", true},
 	{"dd", "--version", true},
+	{"mkfs.ext3", "-V", false},
 	{"mkfs.btrfs", "-V", false},
+	{"btrfs", "--version", false},
 	{"cryptsetup", "--version", false},
+	{"dmsetup", "--version", false},
 }
 
 func (e *examination) tools(ctx context.Context) {
@@ -310,14 +318,29 @@ func mountOf(mounts []*mountinfo.Info, path string) (found *mountinfo.Info) {
 	return found
 }
 
-func (e *examination) socket(path string) {
+func (e *examination) socket(ctx context.Context, path string) {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
 		e.fail("socket", "start the plugin, and check its log", "%s does not exist", path)
+		return
 	case info.Mode().Type() != fs.ModeSocket:
 		e.fail("socket", "remove it, and start the plugin", "%s is no socket", path)
+		return
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		e.fail(
+			"socket",
+			"start the plugin, and check its log",
+			"nothing listens on %s: it is left from a plugin that ended",
+			path,
+		)
+	case err != nil:
+		e.warn("socket", "repeat the command as root", "%s cannot be tried: %s", path, err)
 	default:
+		_ = conn.Close() // nothing was sent
 		e.ok("socket", "%s", path)
 	}
 }

@@ -34,6 +34,8 @@ const (
 	KindDisk      Kind = "disk"
 	KindSnapshot  Kind = "snapshot"
 	KindTemporary Kind = "temporary snapshot"
+	// KindExpansion is the snapshot of an expansion. Its ID is that of the volume, which is deleted with it.
+	KindExpansion Kind = "expansion snapshot"
 	KindRecord    Kind = "record"
 )
 
@@ -163,17 +165,25 @@ func compare(all []contents, cluster string, inventory metadata.Inventory, now t
 	for _, c := range all {
 		owners := controller.Adoptions(c.records)
 		for _, disk := range c.disks {
-			onRacks[disk.ID] = true
+			onRacks[disk.VolumeID] = true
 			switch {
-			case volumes.has(disk.ID, disk.Name):
+			case volumes.has(disk.VolumeID, disk.Name):
 				knownDisks++
-			case ownedBy(disk.Description, owners[disk.ID]) == cluster:
+			case ownedBy(disk.Description, owners[disk.VolumeID]) == cluster:
 				found.Orphans = append(found.Orphans, diskOrphan(c.rack, disk, cluster))
 			}
 		}
 		for _, snapshot := range c.snapshots {
 			onRacks[snapshot.ID] = true
-			ours := ownedBy(snapshot.Description, owners[snapshot.DiskID]) == cluster
+			if snapshot.Expansion() {
+				ours := ownedBy(snapshot.Description, owners[snapshot.VolumeID]) == cluster
+				if o, orphan := expansionOrphan(c.rack, snapshot, volumes); ours && orphan && !onRacks[o.ID] {
+					found.Orphans = append(found.Orphans, o)
+				}
+				onRacks[snapshot.VolumeID] = true // the volume's disk may be missing until its expansion is finished
+				continue
+			}
+			ours := ownedBy(snapshot.Description, owners[snapshot.VolumeID]) == cluster
 			if ours && !snapshots.has(snapshot.ID, snapshot.Name) && (snapshot.Temporary() || !inventory.SnapshotsUnknown) {
 				found.Orphans = append(found.Orphans, snapshotOrphan(c.rack, snapshot, cluster))
 			}
@@ -186,7 +196,7 @@ func compare(all []contents, cluster string, inventory metadata.Inventory, now t
 			o.Keep = "it is younger than a day"
 		}
 		// A wrong kubeconfig or address would make every disk of the cluster an orphan.
-		if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot) {
+		if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot || o.Kind == KindExpansion) {
 			o.Keep = "the orchestrator knows no disk of this rack at all: it may be another cluster's"
 		}
 	}
@@ -221,7 +231,7 @@ func diskOrphan(client *rack.Client, disk rack.Disk, cluster string) Orphan {
 	name, claim := rack.FullNames(diskname.Volume, disk.Description)
 	described, _ := rack.ParseDescription(disk.Description)
 	o := Orphan{
-		Kind: KindDisk, ID: disk.ID, Rack: client.Name(), RackName: disk.Name, Name: name, Claim: claim,
+		Kind: KindDisk, ID: disk.VolumeID, Rack: client.Name(), RackName: disk.Name, Name: name, Claim: claim,
 		SizeBytes: disk.SizeBytes, Created: disk.Created,
 	}
 	switch {
@@ -255,12 +265,36 @@ func snapshotOrphan(client *rack.Client, snapshot rack.Snapshot, cluster string)
 	return o
 }
 
+// expansionOrphan is the snapshot of an expansion of a volume that the orchestrator does not know.
+func expansionOrphan(
+	client *rack.Client, snapshot rack.Snapshot, volumes known,
+) (o Orphan, orphan bool) {
+	described, _ := rack.ParseDescription(snapshot.Description)
+	name, claim := rack.FullNames(diskname.Volume, snapshot.Description)
+	if volumes.has(snapshot.VolumeID, diskname.ForVolume(described.Cluster, name)) {
+		return Orphan{}, false
+	}
+	o = Orphan{
+		Kind: KindExpansion, ID: snapshot.VolumeID, Rack: client.Name(), RackName: snapshot.Name, Name: name, Claim: claim,
+		SizeBytes: snapshot.SizeBytes, Created: snapshot.Created,
+	}
+	if name == "" {
+		o.Keep = "it is not certain which volume it belongs to: its description has no name"
+	}
+	return o, true
+}
+
 // recordOrphans are records of adoptions and of deferred detaches whose disk is gone. The records of restarts belong to
 // the controllers, which end what another controller began.
 func recordOrphans(c contents, cluster string) (orphans []Orphan) {
 	exists := map[string]bool{}
 	for _, disk := range c.disks {
-		exists[disk.ID] = true
+		exists[disk.VolumeID] = true
+	}
+	for _, snapshot := range c.snapshots {
+		if snapshot.Expansion() {
+			exists[snapshot.VolumeID] = true
+		}
 	}
 	for _, record := range c.records {
 		disk := cmp.Or(controller.AdoptedBy(record, cluster), detach.RecordedDisk(record, cluster))
@@ -320,7 +354,7 @@ func (c Cleaner) Delete(ctx context.Context, ids []string) (deleted []Orphan, er
 func (c Cleaner) deleteOne(ctx context.Context, orphan Orphan) (err error) {
 	client := c.Racks[slices.IndexFunc(c.Racks, func(r *rack.Client) bool { return r.Name() == orphan.Rack })]
 	switch orphan.Kind {
-	case KindDisk:
+	case KindDisk, KindExpansion:
 		_, err = c.Service.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: orphan.ID})
 		return err
 	case KindSnapshot:

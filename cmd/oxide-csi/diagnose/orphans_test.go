@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
@@ -74,6 +75,37 @@ func volumes(ids ...string) (known []metadata.KnownObject) {
 		known = append(known, metadata.KnownObject{ID: id, Object: "PersistentVolume " + id})
 	}
 	return known
+}
+
+// The snapshot of an expansion is no orphan as long as the orchestrator knows the volume, which may have no disk then.
+// The snapshot of another volume is deleted with all that is left of that volume.
+func TestOrphansOfExpansions(t *testing.T) {
+	r := coretest.New(t)
+	used, deleted := r.Create(t, "used"), r.Create(t, "deleted")
+	other := r.Create(t, "other")
+	for _, id := range []string{used, deleted} {
+		for range 2 {
+			r.Inject(t, "disk_create", simtest.FaultStatus, 507)
+		}
+		_, err := r.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+			VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+		})
+		coretest.WantCode(t, err, codes.FailedPrecondition)
+	}
+	known := &orchestrator{}
+	known.has.Volumes = volumes(used, other)
+	c := cleaner(t, r, known)
+	found := find(t, c)
+	if diff := cmp.Diff(map[string]string{deleted: ""}, kept(found)); diff != "" || len(found.Missing) > 0 {
+		t.Fatalf("missing %v, orphans (-want +got):\n%s", found.Missing, diff)
+	}
+	if removed, err := c.Delete(t.Context(), []string{deleted}); err != nil || len(removed) != 1 {
+		t.Errorf("deleted %v, %v", removed, err)
+	}
+	if left := find(t, c); len(left.Orphans) > 0 {
+		t.Errorf("left: %v", left.Orphans)
+	}
+	coretest.Must(t, r.Publish(t, used, r.Node(t, "node-a")))
 }
 
 // Orphans are this cluster's disks and snapshots that the orchestrator does not know. What may not be deleted says why.

@@ -27,7 +27,10 @@ const (
 	latencyCalls = 10
 	// restartLimit is longer than a planned restart takes.
 	restartLimit = time.Hour
-	tokenLimit   = 7 * 24 * time.Hour
+	// keptLimit is how old the last renewal of a restart's record may be. A controller that carries the restart out renews
+	// it four times a minute.
+	keptLimit  = 5 * time.Minute
+	tokenLimit = 7 * 24 * time.Hour
 	// quotaPart is the part of the quota that is left when there is a warning: a tenth.
 	quotaPart = 10
 )
@@ -99,8 +102,8 @@ func ExamineRack(
 	}
 	e.quota(ctx, client)
 	e.token(ctx, client, now)
+	e.role(ctx, client)
 	e.contents(ctx, client, cluster, now)
-	e.ok("hot-plug and the role to create", "a rack does not tell: the first attach and the first create show it")
 	return e.findings
 }
 
@@ -183,6 +186,45 @@ func (e *examination) token(ctx context.Context, client *rack.Client, now time.T
 	}
 }
 
+// role looks whether the token's user may do what the plugin does.
+func (e *examination) role(ctx context.Context, client *rack.Client) {
+	const looked = "role on the project"
+	role, err := client.Role(ctx)
+	switch {
+	case err != nil:
+		e.warn(looked, "see the access of the project in the rack's console", "it cannot be read: %s", err)
+	case role < rack.LimitedCollaborator:
+		e.fail(looked, symptomOf(rack.ErrForbidden).Next, "%s: the token may not create, attach and delete disks", role)
+	default:
+		e.ok(looked, "%s: the token may create, attach and delete disks", role)
+	}
+}
+
+// hotplug looks for a disk that was attached while its instance ran. A rack does not tell whether it can do that. But a
+// disk that is younger than the start of its instance proves it.
+func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []rack.Disk) {
+	const looked = "hot-plug"
+	instances, err := client.Instances(ctx)
+	if err != nil {
+		e.fail(looked, symptomOf(err).Next, "%s", err)
+		return
+	}
+	started := map[string]time.Time{}
+	for _, instance := range instances {
+		if instance.RunState == rack.Running {
+			started[instance.ID] = instance.RunStateSince
+		}
+	}
+	for _, disk := range disks {
+		start, runs := started[disk.InstanceID]
+		if runs && disk.State == rack.Attached && disk.Created.After(start) {
+			e.ok(looked, "yes: disk %s is younger than the start of instance %s, which has it", disk.VolumeID, disk.InstanceID)
+			return
+		}
+	}
+	e.ok(looked, "not known: no instance has a disk that is younger than its start; the first attach shows it")
+}
+
 // contents lists disks, snapshots and records.
 func (e *examination) contents(ctx context.Context, client *rack.Client, cluster string, now time.Time) {
 	all, err := readContents(ctx, []*rack.Client{client})
@@ -194,7 +236,7 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	owners := controller.Adoptions(c.records)
 	var faulted []string
 	for _, disk := range c.disks {
-		if ownedBy(disk.Description, owners[disk.ID]) != cluster {
+		if ownedBy(disk.Description, owners[disk.VolumeID]) != cluster {
 			continue
 		}
 		ours++
@@ -202,13 +244,14 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 			attached++
 		}
 		if disk.State == rack.Faulted {
-			faulted = append(faulted, disk.ID)
+			faulted = append(faulted, disk.VolumeID)
 		}
 	}
 	e.ok("disks", "%d of this cluster, %d of them attached; %d in the project", ours, attached, len(c.disks))
 	if len(faulted) > 0 {
 		e.fail("faulted disks", "report the disks to the operator of the rack", "%s", strings.Join(faulted, ", "))
 	}
+	e.hotplug(ctx, client, c.disks)
 	e.records(c, cluster, now)
 }
 
@@ -221,7 +264,14 @@ func (e *examination) records(c contents, cluster string, now time.Time) {
 			continue
 		}
 		planned++
-		if age := now.Sub(record.Created); age > restartLimit {
+		if age := now.Sub(record.Modified); age > keptLimit {
+			e.warn(
+				"planned restarts",
+				"see that a controller with --attach-mode=restart runs and reaches the rack: it takes the restart over",
+				"nobody carries out the restart of instance %s: its record %s was last renewed %s ago",
+				instance, record.Name, age.Round(time.Minute),
+			)
+		} else if age := now.Sub(record.Created); age > restartLimit {
 			e.warn(
 				"planned restarts",
 				"see the controller's log, and that the instance runs: oxide-csi volume list shows why it waits",

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -56,58 +58,83 @@ func has(condition metadata.TraceCondition) func(Facts) bool {
 	return func(f Facts) bool { return f.has(condition) }
 }
 
+// unlessRunning is [has] for a condition that does no harm to a workload that runs.
+func unlessRunning(condition metadata.TraceCondition) func(Facts) bool {
+	return func(f Facts) bool { return f.has(condition) && !f.has(metadata.Running) }
+}
+
 func either(matches ...func(Facts) bool) func(Facts) bool {
 	return func(f Facts) bool {
 		return slices.ContainsFunc(matches, func(match func(Facts) bool) bool { return match(f) })
 	}
 }
 
-// Symptoms are all symptoms. The first that matches is the verdict: what lies deeper comes first, because the rest
-// follows from it.
+// Symptoms are all symptoms. The first match is the verdict, so causes come before their effects.
 var Symptoms = []Symptom{
 	{
 		"TokenRejected", "rack", saysError(rack.ErrUnauthenticated),
 		"the rack rejects the plugin's API token", actorOperator,
-		"put a valid token of this silo into the token file; the plugin reads it again, without a restart",
+		"put a valid token of this silo into the Secret of the controller (oxide-secret, key token); no restart is needed",
 		"The token is missing, wrong, expired or revoked. Every call to the rack fails, for all volumes.",
 	},
 	{
 		"ProjectUnusable", "rack", saysError(rack.ErrProject),
 		"the project of the settings does not exist, or the token's user has no role on it", actorOperator,
-		"correct --oxide-project (OXIDE_PROJECT), or give the user the role limited-collaborator on the project",
+		"correct --oxide-project (OXIDE_PROJECT), or have the silo's administrator give the user limited-collaborator on it",
 		"A rack answers 404 for a project that a user may not see. So a wrong name and a missing role look the same.",
 	},
 	{
 		"RoleTooLow", "rack", saysError(rack.ErrForbidden),
 		"the token's role allows to read, but not to change", actorOperator,
-		"give the token's user the role limited-collaborator (collaborator on racks before release 17) on the project",
+		"have the silo's administrator give the token's user the role limited-collaborator on the project",
 		"Disks can be listed, and nothing can be created, attached or deleted.",
 	},
 	{
 		"OtherDriver",
 		"claim",
 		has(metadata.OtherDriver),
-		"claim {claim} has a storage class that is not this plugin's",
+		"claim {claim} has no volume, and a storage class that is not this plugin's",
 		actorUser,
-		"kubectl get storageclass; then create the claim again with a class whose provisioner is csi.oxide.computer",
+		"kubectl get storageclass; delete the claim and create it with a class whose provisioner is csi.oxide.computer",
 		"The class of a claim never changes. A class that does not exist, or names another driver, does not reach the plugin.",
 	},
 	{
 		"SnapshotNotReady", "claim", has(metadata.SnapshotNotReady),
 		"claim {claim} waits for its snapshot, which is not ready", actorUser,
-		"kubectl describe volumesnapshot: its status has the reason",
+		"kubectl describe volumesnapshot -n {namespace}: the status of the one that the claim names has the reason",
 		"The provisioner creates the volume when the VolumeSnapshot has readyToUse: true.",
+	},
+	{
+		"OnlySnapshot",
+		"disk",
+		saysError(expand.ErrOnlySnapshot, rack.ErrReplaced),
+		"volume {volume} has no disk: its expansion was interrupted, and its data are on a snapshot csi-grow-…",
+		actorOperator,
+		"delete neither that snapshot nor the claim; the plugin makes the disk by itself, when there is quota and space for it",
+		"A volume grows by a new disk that is made from a snapshot of the old one. Here the old one is deleted already.",
+	},
+	{
+		"ExpansionNeedsRoom", "volume", saysError(expand.ErrNoRoom),
+		"volume {volume} keeps its size: the quota has no room for the larger disk", actorRack,
+		"the volume still works; ask the silo's administrator for more quota; oxide-csi orphans shows disks without an owner",
+		"While a volume grows, the quota needs its new size and, for the snapshot, its old size.",
+	},
+	{
+		"NameTaken", "disk", saysError(expand.ErrNameTaken),
+		"another disk took the name of volume {volume} while the volume grew", actorOperator,
+		"keep the snapshot csi-grow-…, it has the data; ask the owner of the disk in the messages below whether it can go",
+		"Somebody created a volume of the same name in the moment in which the name was free. The data are on a snapshot.",
 	},
 	{
 		"QuotaExhausted", "disk", saysError(rack.ErrCapacity),
 		"the silo's quota, or the rack's space, is too small for the volume", actorRack,
-		"oxide-csi orphans shows what can be deleted; otherwise ask for more quota",
+		"ask the silo's administrator for more quota, or the rack's operator for space: the messages below say which is full",
 		"Disks and snapshots of all projects of the silo count. A clone needs its size once more for a moment.",
 	},
 	{
 		"DiskGone", "disk", func(f Facts) bool { return f.DiskGone },
-		"no rack has the disk of volume {volume}", actorOperator,
-		"restore the data from a snapshot or a backup into a new volume; oxide-csi orphans lists all such volumes",
+		"the disk of volume {volume} is on no rack of the settings", actorOperator,
+		"delete nothing; if the rack's console does not show it either, restore a snapshot or a backup into a new volume",
 		"Somebody has deleted the disk on the rack, or the volume belongs to another project or rack.",
 	},
 	{
@@ -118,7 +145,7 @@ var Symptoms = []Symptom{
 	{
 		"InstanceDeleted", "instance", func(f Facts) bool { return f.InstanceGone },
 		"the instance {instance} of node {node} does not exist any more", actorOperator,
-		"kubectl delete node {node}: Kubernetes then gives up the pods there and detaches their volumes",
+		"kubectl get node {node}; if it is NotReady: kubectl delete node {node}; within six minutes its volumes are free",
 		"Deleting an instance detaches its disks. The orchestrator still waits for the node, because nothing told it.",
 	},
 	{
@@ -126,7 +153,7 @@ var Symptoms = []Symptom{
 			return f.saysAll(restart.ErrPlanned.Error(), "; next attempt after")
 		},
 		"the node refuses the restart that volume {volume} waits for", actorOperator,
-		"oxide-csi volume show {volume} has the node's reason; remove it, and the restart is tried again",
+		"oxide-csi volume show {volume} has the node's reason; when the reason is gone, the restart is tried again",
 		"With --attach-mode=restart the node plugin shuts its guest down, and refuses where that would end pods for good.",
 	},
 	{
@@ -138,10 +165,14 @@ var Symptoms = []Symptom{
 	{
 		"InstanceFull",
 		"instance",
-		says("and takes no more: --max-disks is", "rack allows fewer than --max-disks", "allows fewer than --max-disks"),
+		says(
+			"and takes no more, because --max-disks is",
+			"rack allows fewer than --max-disks",
+			"allows fewer than --max-disks",
+		),
 		"instance {instance} of node {node} has no room for another disk",
 		actorOperator,
-		"move a workload with a volume to another node; racks from release 18 on take --max-disks=12",
+		"kubectl cordon {node}, then kubectl delete {pod}: it starts on another node. Racks of today take --max-disks=12",
 		"The boot disk counts. Disks that were attached by hand count too.",
 	},
 	{
@@ -150,7 +181,7 @@ var Symptoms = []Symptom{
 		either(says("in their names, so the guest would see only one"), saysError(device.ErrAmbiguous)),
 		"the disk of volume {volume} cannot be told from another disk of node {node}",
 		actorOperator,
-		"detach the other disk from the node, or run the workload on another node",
+		"kubectl cordon {node}, then kubectl delete {pod}: it starts on another node. Detach nothing that is mounted",
 		"A guest knows a disk only by the first 20 bytes of its name. Of two disks with the same it shows only one.",
 	},
 	{
@@ -158,23 +189,44 @@ var Symptoms = []Symptom{
 			return f.Instance != nil && slices.Contains([]string{rack.Stopped, rack.Failed, "stopping"}, f.Instance.RunState)
 		},
 		"instance {instance} of node {node} is not running", actorOperator,
-		"start the instance; its disks are still attached",
+		"start the instance in the rack's console; its disks are still attached",
 		"Somebody has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	},
 	{
-		"RackHasNoHotplug", "attachment", says("attaches and detaches disks only while the instance is stopped"),
-		"this rack does not attach disks to a running instance, and node {node} runs", actorOperator,
-		"stop instance {instance}, wait until the volume is attached, and start it; or use --attach-mode=restart",
-		"docs/explanation/racks-without-hotplug.md has the choices.",
+		"RackHasNoHotplug",
+		"attachment",
+		says("attaches and detaches disks only while the instance is stopped"),
+		"this rack does not attach disks to a running instance, and node {node} runs",
+		actorOperator,
+		"stop instance {instance}, with all that runs there, and start it when oxide-csi volume show {volume} says attached",
+		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
-		"AttachedElsewhere", "attachment", func(f Facts) bool {
+		"AttachedElsewhere",
+		"attachment",
+		func(f Facts) bool {
 			return !f.has(metadata.Attached) && f.says("is attached to instance") &&
 				f.says("unpublish the volume from that node first")
 		},
-		"disk {disk} is still attached to another instance", actorOperator,
-		"kubectl get volumeattachment shows the node that has it; end the workload there",
+		"disk {disk} is still attached to instance {holder}",
+		actorOperator,
+		"end the pod there that uses the volume, if it may end; the disk is then detached. kubectl get volumeattachment has the node",
 		"A disk is attached to one instance at a time. Kubernetes detaches it from a node that is down after six minutes.",
+	},
+	{
+		"ControllerNotRunning", "attachment", unlessRunning(metadata.NoController),
+		"no controller of the plugin is healthy, so nothing attaches volume {volume}", actorOperator,
+		"nomad job status -namespace=oxide-csi oxide-csi-controller; then nomad alloc logs -stderr of its allocation",
+		"Only a controller calls the rack. Volumes that are mounted already stay usable.",
+	},
+	{
+		"ClaimNotReleased",
+		"attachment",
+		unlessRunning(metadata.ClaimOfEnded),
+		"an allocation that has ended still claims volume {volume}",
+		actorOperator,
+		"if nomad volume status shows no running allocation: nomad system gc; if the claim is still there after five minutes: docs/how-to/troubleshooting-nomad.md#stuck",
+		"Nomad gives the volume to no other allocation before it has released the claim, which takes the grace at least.",
 	},
 	{
 		"PluginNotRegistered",
@@ -182,7 +234,7 @@ var Symptoms = []Symptom{
 		has(metadata.NotRegistered),
 		"node {node} has no running plugin",
 		actorOperator,
-		"kubectl -n oxide-csi get pods -o wide: the node's oxide-csi-node pod must run; then see its log",
+		"kubectl -n oxide-csi get pods -o wide, then kubectl -n oxide-csi logs --all-containers of its oxide-csi-node pod there",
 		"The kubelet mounts volumes only after the plugin has registered. docs/how-to/registration.md has the ways to register.",
 	},
 	{
@@ -191,31 +243,46 @@ var Symptoms = []Symptom{
 		has(metadata.NodeNotReady),
 		"the orchestrator does not hear from node {node}",
 		actorOperator,
-		"start the node again; if it is gone for good: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+		"repair it; only if its instance is stopped or gone for good: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
 		"The volume stays attached there until the node comes back, is deleted or gets the taint.",
 	},
 	{
-		"PassphraseMissing", "device", says("the request has no passphrase"),
-		"volume {volume} is encrypted, and the node gets no passphrase for it", actorUser,
-		"create the Secret that the storage class names for the claim, with the key passphrase",
+		"PassphraseMissing",
+		"device",
+		says("the request has no passphrase"),
+		"volume {volume} is encrypted, and the node gets no passphrase for it",
+		actorUser,
+		"create the Secret that the storage class names, with the key passphrase: the first one, if the volume was used before",
 		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class.",
 	},
 	{
 		"WrongPassphrase", "device", saysError(luks.ErrPassphrase),
-		"the passphrase in the Secret does not open the encrypted volume {volume}", actorUser,
-		"restore the Secret with which the volume was first used",
+		"the passphrase that the node gets does not open the encrypted volume {volume}", actorUser,
+		"restore the Secret with which the volume was first used; delete nothing, the data are intact",
 		"The plugin never formats an encrypted disk again, so the data is still there.",
 	},
 	{
+		"EncryptionUnavailable", "device", saysError(luks.ErrNoDeviceMapper, luks.ErrMemory),
+		"node {node} cannot open the encrypted volume {volume}: it lacks memory, or dm_mod and dm_crypt", actorOperator,
+		"the messages below say which: modprobe -a dm_mod dm_crypt there, or more memory than --luks-memory for its plugin",
+		"To open an encrypted disk the kernel needs device-mapper, and cryptsetup needs memory for the key.",
+	},
+	{
+		"ProgramMissing", "node", saysError(hostexec.ErrMissing),
+		"a program that volume {volume} needs is not installed on node {node}", actorOperator,
+		"install the package that the messages below name there, or use the project's image",
+		"The plugin runs mkfs, e2fsck, cryptsetup and others. The image has them; a bare host needs the packages.",
+	},
+	{
 		"DiskNotResponding", "device", saysError(device.ErrNoAnswer),
-		"the disk of volume {volume} does not answer on node {node}", actorRack,
-		"read the kernel's log of the node; the rack's operator knows whether the disk has a problem",
+		"disk {disk} does not answer on node {node}", actorRack,
+		"give the disk's ID, and the errors that dmesg shows on the node, to the operator of the rack",
 		"Reads wait without an end. The plugin waits a few seconds, and starts nothing that would hang too.",
 	},
 	{
 		"DiskInUse", "device", either(says("cannot be staged: its disk"), saysError(device.ErrInUse)),
 		"another program on node {node} uses the disk of volume {volume}", actorOperator,
-		"end the use that the message names: an LVM group, a mount by hand, another container",
+		"the messages below name who (an LVM group, a mount by hand, a container); end that if its owner agrees",
 		"The plugin mounts a disk only if no other program holds it: two users would destroy the filesystem.",
 	},
 	{
@@ -224,19 +291,19 @@ var Symptoms = []Symptom{
 		says("belongs to another volume: its UUID is", "not a supported filesystem", "correct fs_type"),
 		"the disk of volume {volume} holds something that the plugin has not made",
 		actorUser,
-		"find out what the disk holds; the message names it. The plugin never replaces it",
+		"the messages below name what; ask the owner of the data. Nothing was changed. If the data must stay, use a new volume",
 		"Mounting another volume's filesystem, or formatting over it, would lose data.",
 	},
 	{
 		"DiskNotBlank", "filesystem", saysError(device.ErrNotBlank),
-		"the disk of volume {volume} is not proved blank, and has no filesystem", actorUser,
-		"if its content is not needed, wipe the disk by hand; otherwise use the volume as raw block",
+		"the disk of volume {volume} may hold data, but no filesystem, so it was not formatted", actorUser,
+		"ask the owner of the data; if they need nothing of it, delete the volume and create a new one",
 		"The plugin formats only a disk that it has read and found empty.",
 	},
 	{
 		"FilesystemUnclean", "filesystem", saysError(mount.ErrDamaged),
 		"the filesystem of volume {volume} is damaged beyond an automatic repair", actorUser,
-		"make a snapshot first; then run e2fsck -f on the node, as the message says, or restore a snapshot",
+		"end the workload and make a snapshot; then repair it on the node as the messages below say, or restore a snapshot",
 		"Before a writable mount the plugin runs e2fsck -p, which repairs only what loses no data.",
 	},
 	{
@@ -247,15 +314,55 @@ var Symptoms = []Symptom{
 	{
 		"ExpansionWaits", "volume", has(metadata.ExpansionPending),
 		"volume {volume} gets its new size when no workload uses it", actorUser,
-		"end the workload that uses claim {claim}, and start it again when the claim shows the new size",
-		"A rack cannot change the size of a disk. The volume is copied to a larger one while it is detached.",
+		"end the workload that uses claim {claim}, keep the claim, and start it again when the claim shows the new size",
+		"A rack cannot change the size of a disk. Its disk is replaced by a larger copy while it is detached.",
 	},
 	{
-		"RackUnavailable", "rack", saysError(rack.ErrUnavailable, rack.ErrInternal),
-		"the rack does not answer, or fails", actorRack,
-		"oxide-csi doctor on the controller shows what can be reached",
+		"RackUnavailable",
+		"rack",
+		saysError(rack.ErrUnavailable, rack.ErrInternal),
+		"the rack does not answer, or fails",
+		actorRack,
+		"kubectl -n oxide-csi exec deploy/oxide-csi-controller -c oxide-plugin -- /oxide-csi doctor; then the rack's operator",
 		"The orchestrator repeats its calls, and nothing is lost.",
 	},
+	{
+		"NotStartedYet", "", func(f Facts) bool { return f.pending() && f.RackError == "" && len(f.Messages) == 0 },
+		"nothing is wrong with volume {volume} as far as can be seen, and its workload has not started", actorNobody,
+		"ask again in a minute; kubectl describe {pod} shows what else it waits for",
+		"Neither the plugin nor the orchestrator has said why. A workload also waits for its images and for room on a node.",
+	},
+}
+
+// nomadNext are the next steps of symptoms, by their reasons, where Nomad needs others than Kubernetes.
+var nomadNext = map[string]string{
+	"TokenRejected":   "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
+	"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
+	"InstanceDeleted": "when nomad node status shows the client as down, the allocation moves; then, if the volume is still claimed: nomad system gc",
+	"InstanceFull": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another " +
+		"client. Racks of today take --max-disks=12",
+	"SerialCollision": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on " +
+		"another client. Detach nothing that is mounted",
+	"AttachedElsewhere": "end the allocation there, if it may end; only if no program uses the disk: oxide-csi volume detach " +
+		"{volume} --node={holder} --unmounted, in the controller's allocation",
+	"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
+		"on client {node}",
+	"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is gone for good, Nomad moves the " +
+		"allocation by itself",
+	"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
+	"PassphraseMissing": "nomad volume register, with the passphrase in the block secrets: the first one, if the volume was used " +
+		"before",
+	"WrongPassphrase": "nomad volume register, with the passphrase with which the volume was first used; the data are intact",
+	"RackUnavailable": "oxide-csi doctor, in the controller's allocation, shows what can be reached; then the rack's operator",
+	"ExpansionWaits":  "stop the allocation that uses the volume, and start it again when nomad volume status shows the new size",
+}
+
+// nextFor is the next step with the commands of an orchestrator.
+func (s Symptom) nextFor(orchestrator string) string {
+	if next, differs := nomadNext[s.Reason]; differs && orchestrator == metadata.OrchestratorNomad {
+		return next
+	}
+	return s.Next
 }
 
 // Works is the verdict if nothing is wrong. Unknown is the verdict if no row matches.
@@ -275,6 +382,13 @@ var (
 		Next:    "read the messages below, and the logs of controller and node",
 	}
 )
+
+// pending reports whether the workload has not started.
+func (f Facts) pending() bool {
+	return slices.ContainsFunc(f.Steps, func(s metadata.TraceStep) bool {
+		return s.Link == "workload" && strings.EqualFold(s.State, "pending") // the word of Kubernetes and of Nomad
+	})
+}
 
 // says reports whether a message has the text.
 func (f Facts) says(text string) bool {

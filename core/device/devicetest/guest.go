@@ -51,8 +51,8 @@ func Run(t testing.TB, name string, args ...string) (stdout string) {
 	return result.Stdout
 }
 
-// Unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all open
-// files until it executes.
+// Unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all
+// open files until it executes.
 func Unmount(t testing.TB, path string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {

@@ -27,8 +27,8 @@ func Hold(t testing.TB, script string) *Holder {
 	return hold(t, exec.Command("/bin/sh", "-c", ready(script)))
 }
 
-// HoldMountNamespace is Hold in a new mount namespace. The namespace keeps private copies of the mounts below the folder
-// keep. It has no copies of the mounts of other tests, which may run in the same process.
+// HoldMountNamespace is Hold in a new mount namespace. The namespace keeps private copies of the mounts below the
+// folder keep. It has no copies of the mounts of other tests, which may run in the same process.
 func HoldMountNamespace(t testing.TB, keep, script string) *Holder {
 	t.Helper()
 	// A mount whose mount point another test has just removed cannot be unmounted. The kernel does that by itself.

@@ -25,6 +25,7 @@ const (
 	diskPrefix      = "csi-"
 	snapshotPrefix  = "csi-snap-"
 	temporaryPrefix = "csi-tmp-"
+	expansionPrefix = "csi-grow-"
 	// hashLetters is what fits into SerialBytes, so that the serial is the whole name.
 	hashLetters = SerialBytes - len(diskPrefix)
 	// A guest never sees the name of a snapshot, so the name can contain more of the hash.
@@ -59,7 +60,13 @@ func hashText(kind Kind, cluster, name string, letters int) string {
 
 // ForVolume returns the name of the disk of a volume.
 func ForVolume(cluster, volume string) string {
-	return diskPrefix + hashText(Volume, cluster, volume, hashLetters)
+	sum := Hash(Volume, cluster, volume)
+	return ForVolumeHash(sum[:])
+}
+
+// ForVolumeHash returns the name of the disk of a volume by the volume's [Hash].
+func ForVolumeHash(sum []byte) string {
+	return diskPrefix + lowerBase32.EncodeToString(sum)[:hashLetters]
 }
 
 // ForSnapshot returns the name of a snapshot that an orchestrator requested.
@@ -82,6 +89,12 @@ func ForCluster(cluster string) string {
 func IsTemporary(snapshotName string) bool {
 	return strings.HasPrefix(snapshotName, temporaryPrefix)
 }
+
+// ForExpansion returns the name of the snapshot through which a volume grows. The attempt is a UUID.
+func ForExpansion(attempt string) string { return expansionPrefix + attempt }
+
+// IsExpansion reports whether a snapshot's name has the form of [ForExpansion].
+func IsExpansion(snapshotName string) bool { return strings.HasPrefix(snapshotName, expansionPrefix) }
 
 // maxNameBytes is the length of the longest name on a rack.
 const maxNameBytes = 63

@@ -8,7 +8,8 @@ namespace = "default"
 type      = "csi"
 plugin_id = "oxide"
 
-# Whole GiB, from 1 GiB to 1023 GiB. A disk cannot be resized.
+# Whole GiB, from 1 GiB to 1023 GiB. For a larger volume, stop the jobs that use it, raise both values, and run
+# nomad volume create again.
 capacity_min = "1GiB"
 capacity_max = "1GiB"
 

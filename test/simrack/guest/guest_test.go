@@ -160,8 +160,8 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all open
-// files until it executes.
+// unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all
+// open files until it executes.
 func unmount(t *testing.T, path string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {

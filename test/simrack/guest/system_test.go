@@ -514,9 +514,7 @@ func TestGuestsDieWithAKilledSimulator(t *testing.T) {
 		t.Fatalf("the simulator to be killed: %q, %v", line, err)
 	}
 	m.awaitMessage("up")
-	if len(running(t, mark)) == 0 {
-		t.Fatal("the guest does not run")
-	}
+	eventually(t, "the guest runs", func() bool { return len(running(t, mark)) > 0 })
 	must(t, child.Process.Kill())
 	if err := child.Wait(); err == nil {
 		t.Fatal("the simulator exited with code 0")

@@ -19,13 +19,13 @@ import (
 // The services are started at each boot. When the guest halts, they get SIGTERM, and SIGKILL after the grace. Their
 // output goes to the file console in the guest's folder.
 func WriteBoot(dir, sim string, grace time.Duration, services ...string) (string, error) {
-	boot := fmt.Sprintf("exec '%s' guest-init --grace=%s", sim, grace)
+	boot := fmt.Sprintf("exec %s guest-init --grace=%s", Quote(sim), grace)
 	for n, text := range services {
 		path := filepath.Join(dir, fmt.Sprintf("service-%d", n))
 		if err := writeScript(path, text); err != nil {
 			return "", err
 		}
-		boot += " '" + path + "'"
+		boot += " " + Quote(path)
 	}
 	path := filepath.Join(dir, "boot")
 	return path, writeScript(path, boot)
@@ -34,3 +34,6 @@ func WriteBoot(dir, sim string, grace time.Duration, services ...string) (string
 func writeScript(path, text string) error {
 	return os.WriteFile(path, []byte("#!/bin/sh\n"+strings.TrimSuffix(text, "\n")+"\n"), 0o755)
 }
+
+// Quote makes one word of a shell script from any text.
+func Quote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -18,8 +18,8 @@ import (
 	"sync"
 )
 
-// Cluster simulates the part of a Kubernetes API server that only reads: it answers GET with objects that a test has
-// put. It answers any other method with 405.
+// Cluster simulates the part of a Kubernetes API server that only reads: it answers GET with objects and logs that a
+// test has put, and access reviews. It answers any other method with 405.
 type Cluster struct {
 	// Token is the bearer token that it accepts.
 	// Minor is the minor version of the release, 1.MINOR. Set it before the first request.
@@ -29,6 +29,10 @@ type Cluster struct {
 	mu sync.Mutex
 	// denied are the lists that the token may not read, by path.
 	denied map[string]bool
+	// refused are the rights that no account has, as "VERB RESOURCE[.GROUP][/SUBRESOURCE]".
+	refused map[string]bool
+	// logs are the logs of pods, by namespace/name.
+	logs map[string]string
 	// lists holds the objects of each list by namespace/name.
 	lists map[string]map[string]map[string]any
 	calls []string
@@ -36,7 +40,10 @@ type Cluster struct {
 
 // NewCluster makes a cluster. These lists exist, and are empty; any other path is 404.
 func NewCluster(token string, lists ...string) *Cluster {
-	c := &Cluster{Token: token, Minor: "36", denied: map[string]bool{}, lists: map[string]map[string]map[string]any{}}
+	c := &Cluster{
+		Token: token, Minor: "36", denied: map[string]bool{}, refused: map[string]bool{}, logs: map[string]string{},
+		lists: map[string]map[string]map[string]any{},
+	}
 	for _, list := range lists {
 		c.lists[list] = map[string]map[string]any{}
 	}
@@ -73,6 +80,22 @@ func (c *Cluster) Deny(list string) {
 	c.denied[list] = true
 }
 
+// Refuse makes access reviews answer that the right VERB RESOURCE[.GROUP][/SUBRESOURCE] is not granted.
+func (c *Cluster) Refuse(rights ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, right := range rights {
+		c.refused[right] = true
+	}
+}
+
+// PutLog makes the log of a pod.
+func (c *Cluster) PutLog(namespace, pod, text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.logs[namespace+"/"+pod] = text
+}
+
 // Calls returns the method and the path of each request.
 func (c *Cluster) Calls() []string {
 	c.mu.Lock()
@@ -95,6 +118,10 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer c.mu.Unlock()
 	c.calls = append(c.calls, r.Method+" "+r.URL.Path)
 	status, answer := c.answer(r)
+	if text, ok := answer.(podLog); ok {
+		_, _ = fmt.Fprint(w, text)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	if answer == nil {
@@ -107,14 +134,25 @@ func (c *Cluster) answer(r *http.Request) (status int, answer any) {
 	switch {
 	case r.Header.Get("Authorization") != "Bearer "+c.Token:
 		return http.StatusUnauthorized, nil
+	case r.Method == http.MethodPost && r.URL.Path == accessReviews:
+		return c.review(r)
 	case r.Method != http.MethodGet:
 		return http.StatusMethodNotAllowed, nil
 	}
 	if r.URL.Path == "/version" {
 		return http.StatusOK, map[string]any{"major": "1", "minor": c.Minor, "gitVersion": "v1." + c.Minor}
 	}
-	list, namespace, name := splitObjectPath(r.URL.Path)
+	if group, ok := strings.CutPrefix(r.URL.Path, "/apis/"); ok && strings.Count(group, "/") == 1 {
+		return c.resources(r.URL.Path + "/")
+	}
+	path, isLog := strings.CutSuffix(r.URL.Path, "/log")
+	list, namespace, name := splitObjectPath(path)
 	objects, exists := c.lists[list]
+	if text, ok := c.logs[namespace+"/"+name]; isLog && ok && !c.denied["pods/log"] {
+		return http.StatusOK, podLog(text)
+	} else if isLog {
+		return http.StatusForbidden, nil
+	}
 	switch {
 	case c.denied[list]:
 		return http.StatusForbidden, nil
@@ -133,6 +171,50 @@ func (c *Cluster) answer(r *http.Request) (status int, answer any) {
 		}
 	}
 	return http.StatusOK, page(items, r.URL.Query().Get("limit"), r.URL.Query().Get("continue"))
+}
+
+// resources answers which lists a version of an API group has.
+func (c *Cluster) resources(group string) (status int, answer any) {
+	items := []any{}
+	for list := range c.lists {
+		if name, ok := strings.CutPrefix(list, group); ok {
+			items = append(items, map[string]any{"name": name})
+		}
+	}
+	if len(items) == 0 {
+		return http.StatusNotFound, nil
+	}
+	return http.StatusOK, map[string]any{"kind": "APIResourceList", "resources": items}
+}
+
+// podLog is an answer that is no JSON.
+type podLog string
+
+const accessReviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+// review answers whether an account has a right.
+func (c *Cluster) review(r *http.Request) (status int, answer any) {
+	var asked struct {
+		Spec struct {
+			User               string
+			ResourceAttributes struct{ Verb, Group, Resource, Subresource string }
+		}
+	}
+	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.Spec.User == "" {
+		return http.StatusBadRequest, nil
+	}
+	if c.denied[accessReviews] {
+		return http.StatusForbidden, nil
+	}
+	a := asked.Spec.ResourceAttributes
+	right := a.Verb + " " + a.Resource
+	if a.Group != "" {
+		right += "." + a.Group
+	}
+	if a.Subresource != "" {
+		right += "/" + a.Subresource
+	}
+	return http.StatusCreated, map[string]any{"status": map[string]any{"allowed": !c.refused[right]}}
 }
 
 // page is one page of a list. The token of the next page is its first index.

@@ -154,6 +154,21 @@ func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
 	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", map[string]string{"role": role}, &answer)
 }
 
+// NewTokenVia creates a token whose user has the role through a "group" or on the "silo".
+func (s *Sim) NewTokenVia(ctx context.Context, role, via string) (string, error) {
+	var answer struct {
+		Token string `json:"token"`
+	}
+	body := map[string]string{"role": role, "via": via}
+	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", body, &answer)
+}
+
+// NewExpiringToken gives the user of a token one more, which expires.
+func (s *Sim) NewExpiringToken(ctx context.Context, sameUserAs string, after time.Duration) error {
+	body := map[string]any{"same_user_as": sameUserAs, "expires_in_s": int64(after.Seconds())}
+	return s.control(ctx, http.MethodPost, "/v0/tokens", body, nil)
+}
+
 // RevokeToken makes a token invalid.
 func (s *Sim) RevokeToken(ctx context.Context, token string) error {
 	return s.control(ctx, http.MethodDelete, "/v0/tokens/"+token, nil, nil)

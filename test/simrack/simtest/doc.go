@@ -12,5 +12,5 @@
 //   - control.go: the client of its control endpoint
 //   - boot.go: the program that its guests boot
 //   - plugin.go: a plugin
-//   - node.go: a Kubernetes API server that requests planned restarts from the node plugin
+//   - node.go: a Kubernetes API server that carries the requests for planned restarts
 package simtest

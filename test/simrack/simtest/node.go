@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -114,6 +116,17 @@ func (n *Node) object() map[string]any {
 	}
 }
 
+// text is object as text, which later changes do not affect.
+func (n *Node) text() json.RawMessage {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	text, err := json.Marshal(n.object())
+	if err != nil {
+		panic(err) // strings only
+	}
+	return text
+}
+
 // watch sends the Node after each change, until the client goes. The caller holds mu.
 func (n *Node) watch(w http.ResponseWriter, r *http.Request, seen string) {
 	if n.changed == nil {
@@ -153,4 +166,35 @@ func (n *Node) patch(r *http.Request) (status int) {
 	}
 	n.annotate(patch.Metadata.Annotations)
 	return http.StatusOK
+}
+
+// Nodes simulates the Kubernetes API server for several Nodes, also for a controller in attach mode restart. It forgets
+// the events that the controller publishes.
+type Nodes []*Node
+
+// ServeHTTP leaves the requests for one Node to that Node.
+func (l Nodes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name, _ := strings.CutPrefix(r.URL.Path, "/api/v1/nodes/")
+	if selected, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); ok {
+		name = selected
+	}
+	if i := slices.IndexFunc(l, func(n *Node) bool { return n.Name == name }); i >= 0 {
+		l[i].ServeHTTP(w, r)
+		return
+	}
+	items := []any{}
+	switch {
+	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events"):
+		w.WriteHeader(http.StatusCreated)
+		return
+	case r.URL.Path == "/apis/storage.k8s.io/v1/csinodes": // no kubelet has registered anything
+	case r.URL.Path == "/api/v1/nodes":
+		for _, n := range l {
+			items = append(items, n.text())
+		}
+	default:
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"items": items}) // an error means that the client has gone
 }

@@ -243,8 +243,8 @@ func (k *Kubelet) register(ctx context.Context, path string, event int) (err err
 	return nil
 }
 
-// awaitConnected connects, and tries again after a refusal, as the kubelet does: a socket's file appears a moment before
-// its process listens.
+// awaitConnected connects, and tries again after a refusal, as the kubelet does: a socket's file appears a moment
+// before its process listens.
 func awaitConnected(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -10,9 +10,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of pods: {component, of, root}. No version: a new version of the chart alone replaces no pod. */}}
+{{/* Labels of pods: {component, of, root}, and app if it is not that of the component. No version: a new version of the chart alone replaces no pod. */}}
 {{- define "oxide-csi.podLabels" -}}
-app: oxide-csi-{{ .component }}
+app: {{ .app | default (print "oxide-csi-" .component) }}
 app.kubernetes.io/name: oxide-csi-driver
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
@@ -120,6 +120,18 @@ livenessProbe:
 {{- end }}
 {{- end }}
 
+{{/* The value of an environment variable with the cluster ID. */}}
+{{- define "oxide-csi.clusterIDValue" -}}
+{{- with include "oxide-csi.clusterID" . -}}
+value: {{ . | quote }}
+{{- else -}}
+valueFrom:
+  secretKeyRef:
+    name: {{ .Values.secretName }}
+    key: cluster-id
+{{- end }}
+{{- end }}
+
 {{/* The cluster ID of the installed controller, if helm can read it. */}}
 {{- define "oxide-csi.clusterIDBefore" -}}
 {{- range lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" | dig "spec" "template" "spec" "containers" list }}
@@ -161,9 +173,22 @@ checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson
 {{- end }}
 {{- end }}
 
-{{/* Scheduling of pods: {of: controller or node, root}. */}}
+{{/* The COSI driver's file of stores. */}}
+{{- define "oxide-csi.stores" -}}
+stores:
+{{- range .Values.buckets.stores }}
+  - name: {{ .name }}
+    endpoint: https://oxide-buckets-{{ .name }}.{{ $.Release.Namespace }}.svc:7070
+    caFile: /etc/oxide-cosi/stores/{{ .name }}/tls/ca.crt
+    keysFolder: /etc/oxide-cosi/stores/{{ .name }}/keys
+{{- end }}
+{{- end }}
+
+{{/* Scheduling of pods: {of: controller, node, or a part of buckets, root}. */}}
 {{- define "oxide-csi.placement" -}}
-priorityClassName: {{ .of.priorityClassName }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}

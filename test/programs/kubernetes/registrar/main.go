@@ -3,8 +3,8 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Command registrar registers a CSI plugin with the kubelet. It stands in for node-driver-registrar, which is not in
-// the Go module proxy: it has the same flags as in the manifests, does what the kubelet needs, and removes its socket on
-// SIGTERM (node-driver-registrar v2.16.0, cmd/csi-node-driver-registrar/node_register.go).
+// the Go module proxy: it has the same flags as in the manifests, does what the kubelet needs, and removes its socket
+// on SIGTERM (node-driver-registrar v2.16.0, cmd/csi-node-driver-registrar/node_register.go).
 package main
 
 import (

@@ -1,0 +1,115 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Command oxide-cosi is a COSI driver: it serves buckets of versitygw gateways on a unix socket, by COSI v1alpha1.
+// Package core/buckets has its logic, docs/explanation/buckets.md says what it is for.
+//
+// A process with an invalid configuration ends with exit code 2, any other failure with exit code 1.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/buckets"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitConfig = 2
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+}
+
+const help = `oxide-cosi is the COSI driver for S3 gateways whose data is on Oxide disks. It serves COSI v1alpha1 on a unix socket.
+The file of stores says which gateways there are.`
+
+func run(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	var opts settings
+	root := &cobra.Command{
+		Use:           "oxide-cosi",
+		Short:         "COSI driver for S3 gateways on Oxide disks",
+		Long:          help,
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serve(cmd.Context(), opts, stderr)
+		},
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return configError{err} })
+	opts.flags(root.Flags(), getenv)
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return 0
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(stderr, "oxide-cosi: %s\n", line)
+	}
+	var problem configError
+	if errors.As(err, &problem) {
+		return exitConfig
+	}
+	return exitFailed
+}
+
+// serve answers RPCs until a signal.
+func serve(ctx context.Context, opts settings, stderr io.Writer) error {
+	path, level, stores, err := opts.load()
+	if err != nil {
+		return configError{err}
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	driver, err := buckets.New(buckets.Options{ClusterID: opts.clusterID, Stores: stores, Log: log})
+	if err != nil {
+		return configError{err}
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	_, left := os.Lstat(path) // a driver that ends in order removes its socket
+	socket, err := core.Listen(path)
+	if err != nil {
+		return err
+	}
+	settled := time.Now()
+	if left == nil {
+		settled = settled.Add(opts.settle)
+		log.Info("a killed driver may have left requests: changing nothing until they have ended", "wait", opts.settle)
+	}
+	server := newServer(driver, settled, log)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(socket) }()
+	log.Info("serving", "version", version, "endpoint", path, "stores", len(stores))
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve on %s: %w", path, err)
+	case <-ctx.Done():
+	}
+	stop() // a second signal ends the process at once
+	log.Info("stopping: waiting for calls in flight; a second signal ends them")
+	server.GracefulStop()
+	log.Info("stopped")
+	return nil
+}

@@ -1,0 +1,93 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package diagnose
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+)
+
+// probeTimeout limits how long the content of a device is looked for. The disk may not answer.
+const probeTimeout = 5 * time.Second
+
+// guestSteps returns the links between the instance and the workload: device, filesystem and mounts. They can be seen
+// only on the instance itself. Elsewhere one link says so.
+func (f Facts) guestSteps(ctx context.Context, guest device.Roots) []metadata.TraceStep {
+	if f.Disk == nil || f.Disk.InstanceID == "" {
+		return nil
+	}
+	disks, _ := guest.Disks() // this machine may have no NVMe disks at all
+	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(f.Disk.Name) })
+	if here < 0 {
+		return []metadata.TraceStep{{
+			Link: "device", Object: "device in the guest of " + f.Disk.InstanceID,
+			State: "not read: run explain on that instance",
+		}}
+	}
+	disk := disks[here]
+	state := "ready"
+	if controller := guest.ControllerState(disk.Name); controller != "" && controller != device.ControllerLive {
+		state = controller
+	}
+	steps := []metadata.TraceStep{{
+		Link: "device", Object: fmt.Sprintf("device %s, serial %s", disk.Name, disk.Serial), State: state,
+	}}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return append(steps, metadata.TraceStep{Link: "mount", Object: "mounts", State: err.Error()})
+	}
+	mounts := table.OfDevice(disk.Number)
+	steps = append(steps, f.filesystemStep(ctx, guest, disk, mounts))
+	for _, m := range mounts {
+		state := "writable"
+		if m.ReadOnly {
+			state = "read-only"
+		}
+		steps = append(steps, metadata.TraceStep{Link: "mount", Object: "mount " + m.Path, State: state})
+	}
+	if len(mounts) == 0 {
+		steps = append(steps, metadata.TraceStep{Link: "mount", Object: "mounts", State: "none"})
+	}
+	return steps
+}
+
+// filesystemStep returns what the device holds. Of a mounted filesystem the mount table tells it, so that a disk that
+// does not answer is not read.
+func (f Facts) filesystemStep(
+	ctx context.Context, guest device.Roots, disk device.Disk, mounts []mount.Entry,
+) metadata.TraceStep {
+	step := metadata.TraceStep{Link: "filesystem", Object: "content of " + disk.Name}
+	if len(mounts) > 0 {
+		switch m := mounts[0]; {
+		case m.Block():
+			step.State = "raw block, published"
+		case m.ShutDown, m.TurnedReadOnly:
+			step.State = m.FSType + ", stopped after an error"
+		default:
+			step.State = m.FSType + ", mounted"
+		}
+		return step
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	dev, err := guest.ByNumber(disk.Number)
+	if err == nil {
+		var content device.Content
+		if content, err = device.Probe(ctx, dev); err == nil {
+			step.State = content.String()
+		}
+	}
+	if err != nil {
+		step.State = err.Error()
+	}
+	return step
+}

@@ -1,0 +1,33 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+// In an allocation of the plugin the token needs the policies of the plugin's job. Elsewhere it is an operator's token.
+func TestNeededPolicies(t *testing.T) {
+	const socket = "unix:///secrets/api.sock"
+	for want, cfg := range map[string]config.Config{
+		"operator":   {Mode: config.ModeController, AttachMode: config.AttachRestart},
+		"node":       {Mode: config.ModeNode, NomadSocket: socket, AttachMode: config.AttachHot},
+		"controller": {Mode: config.ModeController, NomadSocket: socket, AttachMode: config.AttachPlan},
+		"node restart-node": {
+			Mode: config.ModeNode, NomadSocket: socket, AttachMode: config.AttachRestart, RestartShutdown: config.ShutdownDrain,
+		},
+		"controller restart-controller": {Mode: config.ModeController, NomadSocket: socket, AttachMode: config.AttachRestart},
+		"node restart-node controller restart-controller restart-drain": {
+			Mode: config.ModeAll, NomadSocket: socket, AttachMode: config.AttachRestart, RestartShutdown: config.ShutdownDrain,
+		},
+	} {
+		if got := strings.Join(neededPolicies(cfg), " "); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}

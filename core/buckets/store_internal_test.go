@@ -1,0 +1,48 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package buckets
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestRequestsAreBounded checks that a store never has more than maxRequests requests of the driver at once.
+func TestRequestsAreBounded(t *testing.T) {
+	var mu sync.Mutex
+	now, most := 0, 0
+	full := make(chan struct{})
+	var once sync.Once
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		if now == maxRequests { // leaves time for one too many
+			once.Do(func() { time.AfterFunc(100*time.Millisecond, func() { close(full) }) })
+		}
+		mu.Unlock()
+		<-full
+		mu.Lock()
+		now--
+		mu.Unlock()
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer server.Close()
+	store, err := NewStore(StoreOptions{Name: "main", Endpoint: server.URL, Region: "r", AccessKey: "a", SecretKey: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for range 4 * maxRequests {
+		group.Go(func() { _, _, _ = store.lookUp(t.Context(), "bucket") })
+	}
+	group.Wait()
+	if most != maxRequests {
+		t.Errorf("%d requests at once, want %d", most, maxRequests)
+	}
+}

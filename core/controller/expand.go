@@ -1,0 +1,245 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+)
+
+// ControllerExpandVolume makes a detached volume larger: CSI spec, ControllerExpandVolume. A rack
+// cannot change the size of a disk, so the disk is replaced by a larger one, and the volume ID stays (core/expand). The
+// node grows the filesystem when it stages the volume.
+func (c *Service) ControllerExpandVolume(
+	ctx context.Context,
+	req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
+	if err := validateControllerExpandVolume(req); err != nil {
+		return nil, err
+	}
+	rc, disk, err := c.neededDisk(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, expansionError(err)
+	}
+	size, err := expandedSize(req.GetCapacityRange(), disk)
+	if err != nil {
+		return nil, err
+	}
+	if size > disk.SizeBytes {
+		if disk, err = rc.expand(ctx, disk, size); err != nil {
+			return nil, expansionError(err)
+		}
+		if disk.SizeBytes < size {
+			return nil, rpc.OutOfRange(
+				"capacity_range: volume %s has %d bytes: the rack had no room for %d bytes: free quota or space, and repeat the call",
+				disk.VolumeID,
+				disk.SizeBytes,
+				size,
+			)
+		}
+		if _, err := expandedSize(req.GetCapacityRange(), disk); err != nil {
+			return nil, err // an earlier expansion, which was finished, was to a larger size
+		}
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: disk.SizeBytes}, nil
+}
+
+// expandedSize returns the size of a volume's disk after the expansion. It rounds as [chooseSize] does for a new disk.
+// A larger disk than the rack can make must be rejected before the old one is deleted.
+func expandedSize(capacity *csi.CapacityRange, disk rack.Disk) (int64, error) {
+	if limit := capacity.GetLimitBytes(); limit != 0 && limit < disk.SizeBytes {
+		return 0, rpc.OutOfRange(
+			"capacity_range: limit_bytes %d is less than the %d bytes that volume %s has: a volume cannot shrink",
+			limit, disk.SizeBytes, disk.VolumeID)
+	}
+	size, err := chooseSize(capacity, disk.SizeBytes)
+	if err == nil && size > disk.SizeBytes && size > maxDistributedBytes {
+		return 0, rpc.OutOfRange(
+			"capacity_range: %d bytes are more than the largest disk of a rack, %d",
+			size,
+			maxDistributedBytes,
+		)
+	}
+	return size, err
+}
+
+// expand replaces the disk of a volume by a larger one.
+func (c rackController) expand(ctx context.Context, disk rack.Disk, sizeBytes int64) (rack.Disk, error) {
+	reason, err := c.notOwnedReason(ctx, disk.Description, disk.VolumeID)
+	switch {
+	case err != nil:
+		return disk, err
+	case reason != "":
+		return disk, rpc.FailedPrecondition("disk %q (%s) %s and is not replaced by a larger one", disk.Name, disk.ID, reason)
+	}
+	if err := c.checkProject(ctx, disk); err != nil {
+		return disk, err
+	}
+	if disk, err = c.waitForDisk(ctx, disk); err != nil {
+		return disk, err
+	}
+	if disk.InstanceID != "" && c.engine != nil {
+		if disk, err = c.detachIfDeferred(ctx, disk); err != nil {
+			return disk, err
+		}
+	}
+	switch {
+	case disk.Local, disk.ReadOnly:
+		_, err = c.waitForSource(ctx, disk)
+		return disk, err
+	case disk.InstanceID != "":
+		return disk, c.inUseError(ctx, disk)
+	case disk.State != rack.Detached:
+		return disk, c.checkAttachable(ctx, disk)
+	}
+	expanded, err := c.expander.Expand(ctx, disk, sizeBytes)
+	if err != nil {
+		c.sweeper.schedule(expand.SettleAge) // if no call finishes the expansion before
+		return disk, err
+	}
+	c.log.Info(
+		"expanded a volume",
+		"volume_id",
+		disk.VolumeID,
+		"from_bytes",
+		disk.SizeBytes,
+		"to_bytes",
+		expanded.SizeBytes,
+	)
+	return expanded, nil
+}
+
+// inUseError is the error for expanding an attached disk.
+func (c rackController) inUseError(ctx context.Context, disk rack.Disk) error {
+	if c.defersDetaches() {
+		set, err := c.detacher.List(ctx)
+		if deferred, ok := set.Of(disk.VolumeID, disk.InstanceID); err == nil && ok {
+			return c.waitsForDetachError(disk, deferred, "then expand it again")
+		}
+	}
+	return rpc.FailedPrecondition(
+		"disk %q (%s) is attached to instance %s and is not replaced by a larger one: stop the volume's workload, so that it is unpublished, and start it again afterwards",
+		disk.Name,
+		disk.ID,
+		disk.InstanceID,
+	)
+}
+
+// expansionError gives an error of core/expand the code that ControllerExpandVolume answers. RESOURCE_EXHAUSTED would
+// tell Kubernetes' external-resizer that the expansion goes on.
+func expansionError(err error) error {
+	switch {
+	case errors.Is(err, expand.ErrNoRoom):
+		return rpc.OutOfRange("capacity_range: the volume keeps its size: %w", err)
+	case errors.Is(err, expand.ErrAttached), errors.Is(err, expand.ErrTakenBack):
+		return rpc.FailedPrecondition("the volume is in use: %w", err)
+	case errors.Is(err, expand.ErrUnderWay):
+		return rpc.Aborted("%w: retry", err)
+	}
+	return err
+}
+
+// UnfinishedExpansions returns how many volumes of a rack have an expansion that is not finished, as far as this
+// controller knows. It sends no request.
+func (c *Service) UnfinishedExpansions(client *rack.Client) int {
+	return c.expanders[client].Unfinished()
+}
+
+func (c *Service) newExpanders() map[*rack.Client]*expand.Expander {
+	expanders := map[*rack.Client]*expand.Expander{}
+	for _, client := range c.racks.all {
+		expanders[client] = expand.New(client, c.cluster, c.log.With("rack", client.Name()))
+	}
+	return expanders
+}
+
+// diskOrReplaced looks up the disk of a volume. If the disk is being replaced, the disk has no ID.
+func diskOrReplaced(client *rack.Client, ctx context.Context, volumeID string) (rack.Disk, error) {
+	disk, err := client.Disk(ctx, volumeID)
+	if errors.Is(err, rack.ErrReplaced) {
+		return rack.Disk{VolumeID: volumeID}, nil
+	}
+	return disk, err
+}
+
+// disk is [Service.locate] for an RPC that looks at the disk. If the disk is being replaced, the error is
+// [rack.ErrReplaced] and names the snapshot with the data.
+func (c *Service) disk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+	return c.finishedDisk(ctx, volumeID, false)
+}
+
+// neededDisk is [Service.disk] for an RPC that no orchestrator sends for a deleted volume. If a controller has deleted
+// the old disk and ended, neededDisk makes the new one.
+func (c *Service) neededDisk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+	return c.finishedDisk(ctx, volumeID, true)
+}
+
+func (c *Service) finishedDisk(ctx context.Context, volumeID string, needed bool) (rackController, rack.Disk, error) {
+	rc, disk, err := c.locate(ctx, volumeID)
+	if err == nil && disk.ID == "" {
+		if disk, err = rc.expander.Finish(ctx, disk.VolumeID, needed); errors.Is(err, expand.ErrDeleted) {
+			err = fmt.Errorf("%w: %w", rack.ErrNotFound, err)
+		}
+	}
+	return rc, disk, err
+}
+
+// confirmPublished makes sure that an attached disk stays attached and is not replaced, as a published volume must. It
+// is called after the disk was attached, and reads the records once: a deferred detach is taken back, and so is an
+// expansion. It looks at the disk last if a deferred detach may just have been carried out: a process with a grace
+// period keeps the record for a while. It is for attach mode hot.
+func (c rackController) confirmPublished(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	records, err := c.rack.Records(ctx)
+	if err != nil {
+		return disk, err
+	}
+	// First the expansion: if its disk cannot be detached now, the deferred detach stays.
+	if err := c.yield(ctx, disk, records); err != nil {
+		return disk, err
+	}
+	if err := c.takeBack(ctx, disk, records); err != nil {
+		return disk, err
+	}
+	if !detach.Named(records, disk.VolumeID) {
+		return disk, nil
+	}
+	now, err := c.rack.Disk(ctx, disk.VolumeID)
+	if err != nil {
+		return disk, err
+	}
+	return c.waitForDisk(ctx, now)
+}
+
+// yield gives way to an expansion that is committed, or takes it back. See [expand.Expander.Yield].
+func (c rackController) yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+	err := c.expander.Yield(ctx, disk, records)
+	if errors.Is(err, rack.ErrNotStopped) {
+		return rpc.FailedPrecondition(
+			"volume %s is being expanded, and its old disk is on the running instance %s: restart the instance, and the disk is detached: %w",
+			disk.VolumeID,
+			disk.InstanceID,
+			err,
+		)
+	}
+	return err
+}
+
+// publishError gives the errors of core/expand the code that ControllerPublishVolume answers. Nomad repeats it only
+// after FAILED_PRECONDITION.
+func publishError(err error) error {
+	if errors.Is(err, expand.ErrUnderWay) || errors.Is(err, rack.ErrReplaced) {
+		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition("%w: retry", err))
+	}
+	return err
+}

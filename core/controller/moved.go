@@ -1,0 +1,67 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// Orchestrator is one that can leave an unpublish out: Nomad does that when a job stops while no controller runs
+// (docs/explanation/nomad.md).
+type Orchestrator interface {
+	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
+	// false or an error if that is not certain. Both are node IDs.
+	Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error)
+}
+
+// orchestratorTimeout is how long the orchestrator may take to answer. Nomad sends one RPC at a time for all volumes of
+// a cluster.
+const orchestratorTimeout = 5 * time.Second
+
+// unpublishMoved makes up for an unpublish that the orchestrator left out. The disk is attached to another instance,
+// where the orchestrator lets nobody use the volume any more. unpublishMoved does what the unpublish would have done,
+// so a grace period begins now. It returns the disk as it is then.
+func (c rackController) unpublishMoved(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+	if c.orchestrator == nil || disk.InstanceID == "" || disk.InstanceID == instanceID {
+		return disk, nil
+	}
+	set, err := c.detacher.List(ctx)
+	if err != nil {
+		return disk, err
+	}
+	if _, unpublished := set.Of(disk.VolumeID, disk.InstanceID); unpublished {
+		return disk, nil
+	}
+	asking, cancel := context.WithTimeout(ctx, orchestratorTimeout)
+	defer cancel()
+	moved, err := c.orchestrator.Moved(asking, disk.VolumeID, disk.InstanceID, instanceID)
+	if err != nil {
+		c.log.Warn("cannot find out whether the volume is used on another node", "volume_id", disk.VolumeID,
+			"node_id", disk.InstanceID, "error", err.Error())
+		return disk, ctx.Err()
+	}
+	if !moved {
+		return disk, nil
+	}
+	holder, err := c.rack.Instance(ctx, disk.InstanceID)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return c.rack.Disk(ctx, disk.VolumeID) // it was just deleted
+	case err != nil:
+		return disk, err
+	case holder.BootDiskID == disk.ID:
+		return disk, nil // never published
+	}
+	c.log.Info("the orchestrator moved the volume without an unpublish, which is made up for", "volume_id", disk.VolumeID,
+		"node_id", disk.InstanceID)
+	if err := c.detach(ctx, disk); err != nil {
+		return disk, err
+	}
+	return c.rack.Disk(ctx, disk.VolumeID)
+}

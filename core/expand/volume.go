@@ -1,0 +1,351 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package expand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+)
+
+// Finish finishes the expansion of a volume whose disk is gone ([rack.ErrReplaced]), and returns the new disk.
+// [ErrDeleted] means that the volume was deleted. needed says that the RPC needs the volume. Without that, Finish makes
+// no disk, and its error names the snapshot with the data.
+func (e *Expander) Finish(ctx context.Context, volumeID string, needed bool) (rack.Disk, error) {
+	i, found, err := e.intent(ctx, volumeID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	if found {
+		d, decided, err := e.decisionOf(ctx, i)
+		if err != nil {
+			return rack.Disk{}, err
+		}
+		if decided && d.Committed {
+			return e.forward(ctx, d, needed)
+		}
+	}
+	d, found, err := e.decision(ctx, volumeID)
+	switch {
+	case err != nil:
+		return rack.Disk{}, err
+	case !found:
+		return rack.Disk{}, fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
+	}
+	disk, err := e.existing(ctx, d) // another process may just have finished
+	if errors.Is(err, errOld) {
+		err = fmt.Errorf("volume %s: %w", volumeID, ErrUnderWay)
+	}
+	return disk, err
+}
+
+// Yield makes sure that a disk, which was just attached or stays attached, is not replaced. The caller has attached the
+// disk before it read the records. If an expansion is committed, the disk is detached again, and the error is
+// [ErrUnderWay]. After any other error the disk may still be attached: [rack.ErrNotStopped] says that the rack does not
+// detach it while its instance runs.
+func (e *Expander) Yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+	set := Parse(records)
+	if d, decided := set.decisions[disk.ID]; decided {
+		late, err := e.isLate(ctx, d)
+		if err == nil && late {
+			err = e.deleteRecord(ctx, d.RecordID)
+		}
+		if err != nil {
+			return err
+		}
+		if d.Committed && !late {
+			return e.giveWay(ctx, disk)
+		}
+	}
+	i, found := set.intents[disk.VolumeID]
+	if !found || i.Disk != disk.ID {
+		return nil
+	}
+	switch err := e.takeBack(ctx, i); {
+	case errors.Is(err, ErrTakenBack):
+		e.log.Info("took an expansion back, because the volume is published", "volume_id", disk.VolumeID)
+		e.unlearn(disk.VolumeID)
+		return nil
+	case errors.Is(err, ErrUnderWay):
+		return e.giveWay(ctx, disk)
+	default:
+		return err
+	}
+}
+
+// giveWay detaches a disk whose replacement is committed, and finishes the expansion. The disk is detached by its own
+// ID: meanwhile another process may have replaced it, and the volume may be published with the new one.
+func (e *Expander) giveWay(ctx context.Context, disk rack.Disk) error {
+	_, err := e.rack.Detach(ctx, disk.ID, disk.InstanceID)
+	switch {
+	case errors.Is(err, rack.ErrNotStopped):
+		return err
+	case err != nil:
+		return fmt.Errorf(
+			"volume %s is being expanded, and its disk must be detached first: %w: %v", disk.VolumeID, rack.ErrUnavailable, err)
+	}
+	if _, err := e.Finish(ctx, disk.VolumeID, true); err != nil {
+		return fmt.Errorf("volume %s: %w: %w", disk.VolumeID, ErrUnderWay, err)
+	}
+	return fmt.Errorf("volume %s: %w", disk.VolumeID, ErrUnderWay)
+}
+
+// Owner returns the cluster whose expansion a volume without a disk is in ([rack.ErrReplaced]).
+func (e *Expander) Owner(ctx context.Context, volumeID string) (cluster string, err error) {
+	if i, found, err := e.intent(ctx, volumeID); err != nil || found {
+		return i.Cluster, err
+	}
+	d, found, err := e.decision(ctx, volumeID)
+	if err == nil && !found {
+		err = fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
+	}
+	return d.Cluster, err
+}
+
+// maxDeleted bounds the memory for the deleted volumes.
+const maxDeleted = 20_000
+
+// Deleted is for DeleteVolume, after the volume's disk was deleted. If grown says that the volume has grown, or if this
+// process knows an expansion of the volume, it deletes all records and snapshots of the volume. An expansion in another
+// process may leave some later: those are deleted by [Expander.Settle].
+func (e *Expander) Deleted(ctx context.Context, volumeID string, grown bool) error {
+	e.mu.Lock()
+	_, known := e.known[volumeID]
+	if len(e.deleted) >= maxDeleted {
+		clear(e.deleted)
+	}
+	e.deleted[volumeID] = true
+	e.mu.Unlock()
+	if !grown && !known {
+		return nil
+	}
+	records, err := e.rack.Records(ctx)
+	if err != nil {
+		return err
+	}
+	return e.forget(ctx, volumeID, Parse(records))
+}
+
+// forget deletes all records and snapshots of a deleted volume. The record that leads from the volume ID to the disk
+// goes last, so that a repeated DeleteVolume finds the rest.
+func (e *Expander) forget(ctx context.Context, volumeID string, set Set) error {
+	decisions := slices.DeleteFunc(slices.Collect(maps.Values(set.decisions)), func(d rack.Replacement) bool {
+		return d.Volume != volumeID
+	})
+	slices.SortFunc(decisions, func(a, b rack.Replacement) int {
+		switch {
+		case a.Disk == volumeID:
+			return 1
+		case b.Disk == volumeID:
+			return -1
+		}
+		return strings.Compare(a.Disk, b.Disk)
+	})
+	i, begun := set.intents[volumeID]
+	if begun {
+		if err := e.deleteSnapshot(ctx, i.Attempt); err != nil {
+			return err
+		}
+	}
+	for _, d := range decisions {
+		if err := e.deleteSnapshot(ctx, d.Attempt); err != nil {
+			return err
+		}
+		if err := e.deleteMadeMeanwhile(ctx, d); err != nil {
+			return err
+		}
+		if err := e.deleteHalf(ctx, d.Disk); err != nil {
+			return err
+		}
+	}
+	if begun {
+		if err := e.deleteRecord(ctx, i.recordID); err != nil {
+			return err
+		}
+	}
+	for _, d := range decisions {
+		if err := e.deleteRecord(ctx, d.RecordID); err != nil {
+			return err
+		}
+	}
+	e.unlearn(volumeID)
+	return nil
+}
+
+// deleteMadeMeanwhile deletes a disk that another process made of the snapshot before the snapshot was deleted.
+func (e *Expander) deleteMadeMeanwhile(ctx context.Context, d rack.Replacement) error {
+	if d.DiskName == "" {
+		return nil // the attempt was taken back
+	}
+	disk, err := e.rack.DiskByName(ctx, d.DiskName)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case disk.VolumeID != d.Volume:
+		return nil
+	}
+	return e.confirmGone(ctx, e.rack.DeleteDisk(ctx, disk.ID))
+}
+
+// deleteHalf deletes the old disk of a volume if the rack first answered that the disk is gone, and then failed to
+// delete it.
+func (e *Expander) deleteHalf(ctx context.Context, diskID string) error {
+	disk, err := e.rack.DiskByID(ctx, diskID)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case !disk.HalfDeleted():
+		return nil
+	}
+	return e.confirmGone(ctx, e.rack.DeleteDisk(ctx, diskID))
+}
+
+// deleteHalves deletes such disks of all volumes of this cluster that have grown.
+func (e *Expander) deleteHalves(ctx context.Context, set Set) (failed error) {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(set.decisions)), e.isGrowth) {
+		return nil
+	}
+	for listed, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
+		if err != nil {
+			return errors.Join(failed, err)
+		}
+		if disk := listed.Value; disk.HalfDeleted() && e.isGrowth(set.decisions[disk.VolumeID]) {
+			failed = errors.Join(failed, e.deleteHalf(ctx, disk.ID))
+		}
+	}
+	return failed
+}
+
+// isGrowth reports whether a decision says that a volume of this cluster has grown or is growing.
+func (e *Expander) isGrowth(d rack.Replacement) bool { return d.Committed && d.Cluster == e.cluster }
+
+// SettleAge is how long a process knows an expansion before it takes it over without an RPC. The process that carries
+// the expansion out needs less time. An earlier takeover would be safe but useless.
+const SettleAge = 2 * time.Minute
+
+// Settle takes back the attempts of this cluster that no process carries out any more, and finishes those that are
+// committed. It never makes the disk of a volume whose disk is gone: the volume may be deleted. It deletes what is left
+// of deleted volumes, snapshots of expansions that no record names, and old disks that the rack failed to delete.
+// snapshots are the expansions' snapshots on the rack. It returns true if it must be called again after age, because
+// this process learned of an attempt less than age ago. Call it when a controller starts, and after an expansion that
+// failed.
+func (e *Expander) Settle(
+	ctx context.Context,
+	snapshots []rack.Snapshot,
+	age time.Duration,
+) (again bool, err error) {
+	records, err := e.rack.Records(ctx) // after the snapshots: an attempt's intent is older than its snapshot
+	if err != nil {
+		return true, err
+	}
+	set := Parse(records)
+	var failed error
+	hasSnapshot := map[string]bool{}
+	for _, snapshot := range snapshots {
+		attempt, _ := strings.CutPrefix(snapshot.Name, diskname.ForExpansion(""))
+		hasSnapshot[attempt] = true
+		described, _ := rack.ParseDescription(snapshot.Description)
+		if snapshot.Expansion() && described.Cluster == e.cluster && !set.names(attempt) {
+			failed = errors.Join(failed, e.deleteSnapshot(ctx, attempt))
+		}
+	}
+	unfinished := set.unfinished(e.cluster, hasSnapshot)
+	e.keepKnown(unfinished, age)
+	for _, volume := range set.volumes() {
+		switch {
+		case e.isDeleted(volume):
+			failed = errors.Join(failed, e.forget(ctx, volume, set))
+		case !unfinished[volume]:
+		case !e.isOld(volume, age):
+			again = true
+		default:
+			failed = errors.Join(failed, e.settle(ctx, volume, set))
+		}
+	}
+	failed = errors.Join(failed, e.deleteHalves(ctx, set))
+	return again || failed != nil, failed
+}
+
+// settle finishes what the records say of a volume, or takes it back.
+func (e *Expander) settle(ctx context.Context, volume string, set Set) (failed error) {
+	i, begun := set.intents[volume]
+	if begun && set.decisions[i.Disk].Attempt != i.Attempt {
+		if err := e.takeBack(ctx, i); !errors.Is(err, ErrTakenBack) && !errors.Is(err, ErrUnderWay) {
+			failed = err
+		}
+	}
+	for _, disk := range slices.Sorted(maps.Keys(set.decisions)) {
+		d := set.decisions[disk]
+		if d.Volume != volume {
+			continue
+		}
+		_, err := e.forward(ctx, d, false)
+		switch {
+		case err == nil, errors.Is(err, ErrTakenBack), errors.Is(err, ErrDeleted):
+		case errors.Is(err, rack.ErrReplaced):
+			e.log.Warn("a volume has no disk", "volume_id", volume, "error", err.Error())
+		default:
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// Unfinished returns how many volumes have an expansion that is not finished, as far as this process knows. It sends no
+// request.
+func (e *Expander) Unfinished() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.known)
+}
+
+// learn notes that this process knows an expansion of the volume that is not finished.
+func (e *Expander) learn(volumeID string) { e.isOld(volumeID, 0) }
+
+func (e *Expander) unlearn(volumeID string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.known, volumeID)
+}
+
+func (e *Expander) isDeleted(volumeID string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.deleted[volumeID]
+}
+
+// isOld reports whether this process has known an expansion of the volume for this time. If it knew none, the time
+// starts now.
+func (e *Expander) isOld(volumeID string, age time.Duration) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	since, known := e.known[volumeID]
+	if !known {
+		since = time.Now()
+		e.known[volumeID] = since
+	}
+	return time.Since(since) >= age
+}
+
+// keepKnown drops the volumes without an unfinished expansion. It keeps those that this process learned of in the last
+// age, because their records may be newer than the list.
+func (e *Expander) keepKnown(unfinished map[string]bool, age time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.DeleteFunc(e.known, func(volume string, since time.Time) bool {
+		return !unfinished[volume] && time.Since(since) > age
+	})
+}

@@ -1,0 +1,287 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+// Command release makes all files of a release in a new folder, from the folder of the repository:
+//
+//	release -o FOLDER -version vVERSION -commit COMMIT -ldflags FLAGS -image-flags FLAGS -kustomize PROGRAM
+//		[-platforms OS/ARCHITECTURE,...] TOOL...
+//
+// TOOL and the flags of images are those of package deploy/image. Equal sources, an equal Go and equal Debian packages
+// make equal files: no file depends on the time, the folder, the user or the order of a folder's entries.
+//
+// The files, in reading order:
+//
+//   - main.go: the steps
+//   - archive.go: folders in memory, and archives of them
+//   - deploy.go: chart, manifests and job files with the digests of the images
+//   - modules.go: which modules and packages are in a program or an image, and their licences
+//   - sbom.go: lists of them in the formats SPDX and CycloneDX
+//   - statement.go: checksums and provenance
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+func main() {
+	var r release
+	flag.StringVar(&r.folder, "o", "dist", "new folder for the release")
+	flag.StringVar(&r.tag, "version", "", "version, beginning with v")
+	flag.StringVar(&r.commit, "commit", "", "commit of the sources")
+	flag.StringVar(&r.ldflags, "ldflags", "", "flags of Go's linker")
+	flag.StringVar(&r.imageFlags, "image-flags", "", "flags of deploy/image")
+	flag.StringVar(&r.kustomize, "kustomize", "kustomize", "program kustomize")
+	platforms := flag.String("platforms", "linux/amd64", "platforms of programs; images are for that of this machine")
+	flag.Parse()
+	r.tools = flag.Args()
+	r.version = strings.TrimPrefix(r.tag, "v")
+	if err := r.run(strings.Split(*platforms, ",")); err != nil {
+		fmt.Fprintf(os.Stderr, "release: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+type release struct {
+	folder, tag, version, commit, ldflags, imageFlags, kustomize string
+	tools                                                        []string
+	// build is a temporary folder with the programs, below OS-ARCHITECTURE.
+	build string
+}
+
+// The programs of a release.
+const (
+	pluginProgram = "oxide-csi"
+	cosiProgram   = "oxide-cosi" // only for the platform of the images
+	simProgram    = "oxide-sim"
+)
+
+var programs = []string{pluginProgram, cosiProgram, simProgram}
+
+// image is a container image with one program.
+type image struct {
+	name, program string
+	// args are arguments of deploy/image.
+	args []string
+}
+
+// images returns the images of a release.
+func (r release) images() []image {
+	return []image{
+		{nodeImage, pluginProgram, r.tools},
+		{controllerImage, pluginProgram, []string{"-certificates"}},
+		{cosiImage, cosiProgram, []string{"-certificates", "-label", "org.opencontainers.image.title=oxide-cosi"}},
+	}
+}
+
+// host is the platform of the images: racks have no other processors.
+const host = "linux/amd64"
+
+func (r release) run(platforms []string) (err error) {
+	if err := os.Mkdir(r.folder, 0o755); err != nil {
+		return err
+	}
+	if r.build, err = os.MkdirTemp("", "release"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.build)) }()
+	for _, platform := range platforms {
+		if err := r.compile(platform); err != nil {
+			return err
+		}
+	}
+	var built []string
+	for _, name := range programs {
+		built = append(built, r.program(host, name))
+	}
+	contents, err := r.modules(built...)
+	if err != nil {
+		return err
+	}
+	notices, err := contents.notices()
+	if err != nil {
+		return err
+	}
+	// The images get the notices, too.
+	copyright := filepath.Join(r.build, "copyright")
+	if err := os.WriteFile(copyright, notices, 0o600); err != nil {
+		return err
+	}
+	digests := map[string]string{}
+	var packages []component
+	for _, image := range r.images() {
+		digest, debian, err := r.makeImage(image, copyright)
+		if err != nil {
+			return err
+		}
+		digests[image.name] = digest
+		packages = append(packages, debian...)
+	}
+	common, err := r.documents()
+	if err != nil {
+		return err
+	}
+	common["THIRD-PARTY-LICENSES"] = notices
+	for _, platform := range platforms {
+		if err := r.archivePrograms(platform, common); err != nil {
+			return err
+		}
+	}
+	if err := r.deploy(digests); err != nil {
+		return err
+	}
+	return r.writeProvenanceAndChecksums(packages)
+}
+
+func (r release) program(platform, name string) string {
+	return filepath.Join(r.build, strings.ReplaceAll(platform, "/", "-"), name)
+}
+
+// compile builds the programs of a platform.
+func (r release) compile(platform string) error {
+	system, architecture, _ := strings.Cut(platform, "/")
+	for _, name := range programs {
+		if name == cosiProgram && platform != host {
+			continue
+		}
+		// Without buildvcs: a build would differ between a clone with tags and one without.
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", r.ldflags,
+			"-o", r.program(platform, name), "./cmd/"+name)
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOAMD64=v1", "GOOS="+system, "GOARCH="+architecture)
+		if err := run(cmd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run runs a program whose output goes to that of this one.
+func run(cmd *exec.Cmd) error {
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return nil
+}
+
+// makeImage makes an image as an archive and as an OCI layout, and its lists of contents.
+// It returns the image's digest.
+func (r release) makeImage(i image, copyright string) (digest string, debian []component, err error) {
+	archive := filepath.Join(r.folder, fmt.Sprintf("%s-%s.docker.tar", i.name, r.version))
+	layout := filepath.Join(r.build, "image-"+i.name)
+	program := r.program(host, i.program)
+	command := append(
+		[]string{"run", "./deploy/image", "-o", archive, "-oci", layout, "-tag", repository(i.name) + ":" + r.tag,
+			"-program", program, "-notices", copyright},
+		strings.Fields(r.imageFlags)...)
+	if err := run(exec.Command("go", append(command, i.args...)...)); err != nil {
+		return "", nil, err
+	}
+	files, err := readFolder(layout, "")
+	if err != nil {
+		return "", nil, err
+	}
+	if err := files.writeTar(filepath.Join(r.folder, fmt.Sprintf("%s-%s.oci.tar", i.name, r.version))); err != nil {
+		return "", nil, err
+	}
+	made, err := tarball.ImageFromPath(archive, nil)
+	if err != nil {
+		return "", nil, err
+	}
+	if digest, err = layoutDigest(layout); err != nil {
+		return "", nil, err
+	}
+	if debian, err = debianPackages(made); err != nil {
+		return "", nil, err
+	}
+	contents, err := r.modules(program)
+	if err != nil {
+		return "", nil, err
+	}
+	contents.name, contents.components = i.name, append(contents.components, debian...)
+	return digest, debian, r.writeLists(contents)
+}
+
+// layoutDigest returns the digest of the only image of an OCI layout. An archive has no digest.
+func layoutDigest(layout string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(layout, "index.json"))
+	if err != nil {
+		return "", err
+	}
+	index, err := v1.ParseIndexManifest(bytes.NewReader(text))
+	if err != nil {
+		return "", err
+	}
+	return index.Manifests[0].Digest.String(), nil
+}
+
+// documents returns what stands beside the programs of each platform: licence, man pages and completions.
+func (r release) documents() (files, error) {
+	f := files{}
+	if err := f.read("LICENSE", "LICENSE"); err != nil {
+		return nil, err
+	}
+	man := filepath.Join(r.build, "man")
+	if err := run(
+		exec.Command("go", "run", "-tags=man", "-ldflags", r.ldflags, "./cmd/oxide-csi", "man", man),
+	); err != nil {
+		return nil, err
+	}
+	pages, err := readFolder(man, "man/man1/")
+	if err != nil {
+		return nil, err
+	}
+	f.addAll(pages)
+	for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
+		if f["completions/oxide-csi."+shell], err = exec.Command(r.program(host, pluginProgram), "completion", shell).
+			Output(); err != nil {
+			return nil, fmt.Errorf("completion %s: %w", shell, err)
+		}
+	}
+	return f, nil
+}
+
+// archivePrograms writes the archive of a platform, and the lists of its contents.
+func (r release) archivePrograms(platform string, common files) error {
+	f := files{}
+	f.addAll(common)
+	var paths []string
+	for _, name := range programs {
+		path := r.program(platform, name)
+		if _, err := os.Stat(path); err != nil {
+			continue // not built for this platform
+		}
+		paths = append(paths, path)
+		if err := f.read(name, path); err != nil {
+			return err
+		}
+	}
+	if platform == host {
+		units, err := readFolder("deploy/systemd", "systemd/")
+		if err != nil {
+			return err
+		}
+		f.addAll(units)
+		f["systemd/oxide-csi.sha256"] = []byte(sum(f[pluginProgram]) + "\n")
+	}
+	contents, err := r.modules(paths...)
+	if err != nil {
+		return err
+	}
+	contents.name = pluginProgram + "-" + strings.ReplaceAll(platform, "/", "-")
+	if err := r.writeLists(contents); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("oxide-csi-%s-%s", r.version, strings.ReplaceAll(platform, "/", "-"))
+	return f.below(name + "/").writeTarGzip(filepath.Join(r.folder, name+".tar.gz"))
+}

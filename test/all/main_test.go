@@ -1,0 +1,28 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package main
+
+import "strings"
+
+// A test that does not end has no "fail" of its own: only its package has one.
+func Example_timeout() {
+	r := result{skipped: map[string]string{}, output: map[string]*strings.Builder{}}
+	for _, e := range []event{
+		{Action: "run", Package: "core", Test: "TestA"},
+		{Action: "output", Package: "core", Test: "TestA", Output: "a passed\n"},
+		{Action: "pass", Package: "core", Test: "TestA"},
+		{Action: "output", Package: "core", Test: "TestB", Output: "panic: test timed out after 20m0s\n"},
+		{Action: "output", Package: "core/rack", Test: "TestC", Output: "another package\n"},
+		{Action: "output", Package: "core", Output: "FAIL\tcore\n"},
+		{Action: "fail", Package: "core", Elapsed: 1200},
+	} {
+		r.take(e)
+	}
+	// Output:
+	// FAILED  core                                                                   1200.0s
+	// FAIL	core
+	// NOT ENDED  core TestB
+	// panic: test timed out after 20m0s
+}

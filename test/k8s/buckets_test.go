@@ -1,0 +1,394 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+//go:build k8s && buckets
+
+package k8s_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+)
+
+func init() { alsoPrepare = prepareBuckets }
+
+const (
+	bucketsOverlay = "overlay-buckets"
+	clientImage    = "example.com/client:test"
+	// bucketDefinitions is the newest release with COSI's definitions that the module proxy has with a checksum. They are
+	// the same in v0.2.2, but for the default of deletionPolicy: classes set it.
+	bucketDefinitions = "sigs.k8s.io/container-object-storage-interface-api@v0.1.0"
+	gatewayHost       = "oxide-buckets-main." + namespace + ".svc"
+	gatewayPod        = "oxide-buckets-main-0"
+)
+
+// prepareBuckets makes the images that the manifests of buckets name, and that of a workload. The image of COSI's
+// sidecar has the stand-in of test/buckets. It also renders COSI's definitions.
+func prepareBuckets(dir, built string) error {
+	for _, pkg := range []string{"cmd/oxide-cosi", "test/buckets/standin", "test/buckets/client"} {
+		build := exec.Command("go", "build", "-o", dir+"/", "../../"+pkg)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if _, err := output(build); err != nil {
+			return err
+		}
+	}
+	rendered, err := command(filepath.Join(built, "kubectl"), "kustomize", bucketsOverlay)
+	if err != nil {
+		return err
+	}
+	ingredients := map[string][]string{
+		"oxide-cosi":            {"-program=" + filepath.Join(dir, "oxide-cosi")},
+		"objectstorage-sidecar": {"-program=" + filepath.Join(dir, "standin")},
+		"versitygw":             {"-program=" + filepath.Join(built, "versitygw"), "mkdir"},
+		"client":                {"-program=" + filepath.Join(dir, "client")},
+	}
+	images := []string{clientImage}
+	for _, match := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(rendered, -1) {
+		images = append(images, match[1])
+	}
+	for _, image := range images {
+		name, _, _ := strings.Cut(path.Base(image), ":")
+		if ingredients[name] == nil {
+			return fmt.Errorf("nothing is known for image %s", image)
+		}
+		tar := filepath.Join(dir, "images", path.Base(image)+".tar")
+		if _, err := command(
+			filepath.Join(dir, "image"),
+			append([]string{"-o=" + tar, "-tag=" + image}, ingredients[name]...)...); err != nil {
+			return err
+		}
+	}
+	download := exec.Command("go", "mod", "download", "-json", bucketDefinitions)
+	download.Dir = dir // outside of a module
+	text, err := output(download)
+	if err != nil {
+		return err
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal([]byte(text), &module); err != nil {
+		return err
+	}
+	definitions, err := command(filepath.Join(built, "kubectl"), "kustomize", module.Dir)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "cosi.yaml"), []byte(definitions), 0o600)
+}
+
+// TestBuckets takes a bucket through its life: a claim, an access, a workload that writes and reads, a gateway that
+// moves to another node with its volume, a bucket of before, a store that grows, a revocation, and the end.
+func TestBuckets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces, mounts, loop devices")
+	}
+	c := newCluster(t)
+	c.install(t, "overlay")
+	c.kubectl(t, "apply", "-f", filepath.Join(c.made, "cosi.yaml"))
+	c.kubectl(t, "wait", "--for=condition=Established", "crd/bucketaccesses.objectstorage.k8s.io", "--timeout=60s")
+	authority, rootKey := c.gatewaySecrets(t)
+	c.forward(t)
+	c.kubectl(t, "apply", "-k", bucketsOverlay)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.try("-n", namespace, "describe", "pods", "-l", "app in (oxide-cosi,oxide-buckets-main)"))
+			t.Log(
+				c.try(
+					"-n",
+					namespace,
+					"logs",
+					"--prefix",
+					"--tail=40",
+					"--all-containers",
+					"-l",
+					"app in (oxide-cosi,oxide-buckets-main)",
+				),
+			)
+		}
+	})
+	for _, workload := range []string{"statefulset/oxide-buckets-main", "deployment/oxide-cosi"} {
+		c.kubectl(t, "-n", namespace, "rollout", "status", workload, "--timeout="+waitLimit.String())
+	}
+
+	c.kubectl(t, "apply", "-f", manifests+"/buckets/example.yaml")
+	c.kubectl(
+		t,
+		"wait",
+		"--for=jsonpath={.status.accessGranted}=true",
+		"bucketaccess/backups",
+		"--timeout="+waitLimit.String(),
+	)
+	c.apply(t, workload(authority))
+	c.running(t, "client")
+	use := func(args ...string) (string, error) {
+		return c.try(append([]string{"exec", "client", "--", "/client"}, args...)...)
+	}
+	must := func(args ...string) string {
+		t.Helper()
+		out, err := use(args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	must("put", "folder/object", "all the data")
+	if got := must("get", "folder/object"); got != "all the data" {
+		t.Errorf("the object is %q", got)
+	}
+
+	before := c.get(t, ".spec.nodeName", "-n", namespace, "pod", gatewayPod)
+	c.kubectl(t, "cordon", before)
+	c.gone(t, "-n", namespace, "pod", gatewayPod)
+	c.kubectl(t, "-n", namespace, "rollout", "status", "statefulset/oxide-buckets-main", "--timeout="+waitLimit.String())
+	if after := c.get(t, ".spec.nodeName", "-n", namespace, "pod", gatewayPod); after == before || after == "" {
+		t.Errorf("the gateway is on %q, and was on %q", after, before)
+	}
+	c.kubectl(t, "uncordon", before)
+	if got := must("get", "folder/object"); got != "all the data" {
+		t.Errorf("after the move the object is %q", got)
+	}
+
+	c.existingBucket(t, authority, rootKey)
+
+	c.growStore(t)
+	if got := must("get", "folder/object"); got != "all the data" {
+		t.Errorf("in the larger store the object is %q", got)
+	}
+
+	must("delete", "folder/object")
+	c.gone(t, "bucketaccess", "backups")
+	if out, err := use("get", "folder/object"); err == nil || !strings.Contains(err.Error(), "InvalidAccessKeyId") {
+		t.Errorf("revoked keys: %s, %v, want a refusal", out, err)
+	}
+	if secret := c.get(t, ".metadata.name", "secret", "backups-keys"); secret != "" {
+		t.Error("the Secret with the keys is left")
+	}
+	c.gone(t, "bucketclaim", "backups")
+	eventually(t, "the Bucket is gone", func() bool {
+		return c.get(t, ".items[*].metadata.name", "buckets.objectstorage.k8s.io") == ""
+	})
+	c.gone(t, "pod", "client")
+	c.kubectl(t, "delete", "-k", bucketsOverlay, "--timeout="+waitLimit.String())
+	for _, n := range []*node{c.a, c.b} {
+		eventually(t, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
+	}
+}
+
+// growStore makes the volume of the store larger, as docs/explanation/buckets.md says.
+func (c *cluster) growStore(t *testing.T) {
+	const set, claim = "statefulset/oxide-buckets-main", "data-" + gatewayPod
+	c.kubectl(t, "-n", namespace, "scale", set, "--replicas=0")
+	c.kubectl(t, "-n", namespace, "wait", "--for=delete", "pod/"+gatewayPod, "--timeout="+waitLimit.String())
+	c.kubectl(t, "-n", namespace, "patch", "pvc", claim, "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
+	eventually(t, "the claim of the store has grown", func() bool {
+		return c.get(t, ".status.capacity.storage", "-n", namespace, "pvc", claim) == "3Gi"
+	})
+	c.kubectl(t, "-n", namespace, "scale", set, "--replicas=1")
+	c.kubectl(t, "-n", namespace, "rollout", "status", set, "--timeout="+waitLimit.String())
+	on := c.get(t, ".spec.nodeName", "-n", namespace, "pod", gatewayPod)
+	capacity := regexp.MustCompile(`kubelet_volume_stats_capacity_bytes\{.*persistentvolumeclaim="` + claim + `"\} (\S+)`)
+	eventually(t, "the filesystem of the store has grown", func() bool { // kubelet asks once in a minute
+		match := capacity.FindStringSubmatch(c.kubectl(t, "get", "--raw", "/api/v1/nodes/"+on+"/proxy/metrics"))
+		if match == nil {
+			return false
+		}
+		bytes, err := strconv.ParseFloat(match[1], 64)
+		must(t, err)
+		return bytes > 5<<29
+	})
+}
+
+// existingBucket gives keys for a bucket that the driver did not make, with deploy/k8s/buckets/existing.yaml. When the
+// claim is gone, the bucket still has its object.
+func (c *cluster) existingBucket(t *testing.T, authority, rootKey string) {
+	bucket, key := aws.String("archive"), aws.String("old")
+	root := gatewayClient(t, authority, "root", rootKey)
+	_, err := root.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: bucket})
+	must(t, err)
+	put := &s3.PutObjectInput{Bucket: bucket, Key: key, Body: strings.NewReader("older than the driver")}
+	_, err = root.PutObject(t.Context(), put)
+	must(t, err)
+
+	c.kubectl(t, "apply", "-f", manifests+"/buckets/existing.yaml")
+	c.kubectl(
+		t,
+		"wait",
+		"--for=jsonpath={.status.accessGranted}=true",
+		"bucketaccess/archive",
+		"--timeout="+waitLimit.String(),
+	)
+	text, err := base64.StdEncoding.DecodeString(c.get(t, ".data.BucketInfo", "secret", "archive-keys"))
+	must(t, err)
+	var info struct {
+		Spec struct {
+			BucketName string
+			SecretS3   struct{ AccessKeyID, AccessSecretKey string }
+		}
+	}
+	must(t, json.Unmarshal(text, &info))
+	if info.Spec.BucketName != *bucket {
+		t.Errorf("the Secret names the bucket %q, want %q", info.Spec.BucketName, *bucket)
+	}
+	granted := gatewayClient(t, authority, info.Spec.SecretS3.AccessKeyID, info.Spec.SecretS3.AccessSecretKey)
+	read := func(client *s3.Client) error {
+		object, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: bucket, Key: key})
+		if err != nil {
+			return err
+		}
+		defer object.Body.Close()
+		if got, err := io.ReadAll(object.Body); err != nil || string(got) != "older than the driver" {
+			t.Errorf("the object is %q: %v", got, err)
+		}
+		return nil
+	}
+	must(t, read(granted))
+	if _, err := granted.PutObject(t.Context(), put); err == nil {
+		t.Error("keys to read have written")
+	}
+	c.gone(t, "bucketaccess", "archive")
+	if err := read(granted); err == nil {
+		t.Error("revoked keys still read")
+	}
+	c.gone(t, "bucketclaim", "archive")
+	must(t, read(root))
+	_, err = root.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: bucket, Key: key})
+	must(t, err)
+	_, err = root.DeleteBucket(t.Context(), &s3.DeleteBucketInput{Bucket: bucket})
+	must(t, err)
+}
+
+// gatewayClient returns a client of the gateway with these keys. This machine has no DNS of the cluster.
+func gatewayClient(t *testing.T, authority, access, secret string) *s3.Client {
+	t.Helper()
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM([]byte(authority))
+	return s3.New(s3.Options{
+		BaseEndpoint: aws.String("https://" + gatewayHost + ":7070"), Region: "us-east-1", UsePathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, ""),
+		HTTPClient: &http.Client{Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: authorities},
+			DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, gatewayAddress+":7070")
+			},
+		}},
+	})
+}
+
+// gatewaySecrets creates the Secrets that the manifests need. It returns the certificate, and the secret key of the
+// user root.
+func (c *cluster) gatewaySecrets(t *testing.T) (certificate, rootKey string) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: gatewayHost}, DNSNames: []string{gatewayHost},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	must(t, err)
+	certificate = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}))
+	c.write(t, "tls.crt", certificate)
+	c.write(t, "tls.key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
+	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-buckets-main-tls",
+		"--from-file="+c.path("tls.crt"), "--from-file="+c.path("tls.key"), "--from-file=ca.crt="+c.path("tls.crt"))
+	rootKey = rand.Text()
+	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-buckets-main-keys",
+		"--from-literal=access-key=root", "--from-literal=secret-key="+rootKey)
+	return certificate, rootKey
+}
+
+// forward does what kube-proxy does for the gateway's Service: it connects its address with the pod.
+func (c *cluster) forward(t *testing.T) {
+	listener, err := net.Listen("tcp", gatewayAddress+":7070")
+	must(t, err)
+	t.Cleanup(func() { must(t, listener.Close()) })
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return // the test has ended
+			}
+			go c.connect(client)
+		}
+	}()
+}
+
+func (c *cluster) connect(client net.Conn) {
+	defer client.Close()
+	address, err := c.try("-n", namespace, "get", "pod", gatewayPod, "-o", "jsonpath={.status.podIP}")
+	if err != nil {
+		return
+	}
+	pod, err := net.DialTimeout("tcp", address+":7070", 5*time.Second)
+	if err != nil {
+		return
+	}
+	defer pod.Close()
+	var group sync.WaitGroup
+	for _, pair := range [][2]net.Conn{{client, pod}, {pod, client}} {
+		group.Go(func() {
+			_, _ = io.Copy(pair[0], pair[1]) // an error is an end, which the other side sees
+			_ = pair[0].(*net.TCPConn).CloseWrite()
+		})
+	}
+	group.Wait()
+}
+
+// workload is a pod that uses the bucket of the example, with the authority that it trusts.
+func workload(authority string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: ConfigMap
+metadata: {name: authority}
+data:
+  ca.crt: |
+    %s
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  terminationGracePeriodSeconds: 1
+  automountServiceAccountToken: false
+  securityContext: {runAsUser: 1000}
+  hostAliases: [{ip: %s, hostnames: [%s]}]
+  containers:
+    - name: client
+      image: %s
+      args: [wait]
+      volumeMounts:
+        - {name: bucket, mountPath: /bucket}
+        - {name: authority, mountPath: /authority}
+  volumes:
+    - {name: bucket, secret: {secretName: backups-keys}}
+    - {name: authority, configMap: {name: authority}}
+`, strings.ReplaceAll(strings.TrimSpace(authority), "\n", "\n    "), gatewayAddress, gatewayHost, clientImage)
+}
