@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"sort"
 	"strings"
@@ -35,6 +36,9 @@ type result struct {
 	skipped map[string]string
 	// output of tests and packages that have not passed.
 	output map[string]*strings.Builder
+	// failures has the first messages of each failed test. They are printed once more at the end, where a reader looks
+	// first: a test may log a whole journal after its message.
+	failures []string
 }
 
 func main() {
@@ -102,18 +106,22 @@ func run(args []string) (int, error) {
 	return r.report(failedRun, time.Since(start)), nil
 }
 
-// stoodStill says that the whole machine stood still for longer than any test waits for another program. The clock of a
+// stoodStill says that the whole machine stood still for so long that a test may have waited in vain. The clock of a
 // paused virtual machine can jump: every deadline is then over at once, and a failure says nothing about the code.
 var stoodStill atomic.Bool
 
 const tick = time.Second
 
+// watchForStandstill prints each pause of the machine that a reader of a failure should know of.
 func watchForStandstill() {
-	const late = 2 * time.Minute
+	const worthALine, tooLong = 5 * time.Second, 30 * time.Second
 	last := time.Now()
 	for now := range time.Tick(tick) {
-		if gap := now.Sub(last); gap > late {
+		gap := now.Sub(last)
+		if gap > worthALine {
 			fmt.Printf("The machine stood still for %s.\n", gap.Round(time.Second))
+		}
+		if gap > tooLong {
 			stoodStill.Store(true)
 		}
 		last = now
@@ -142,6 +150,7 @@ func (r *result) take(e event) {
 	case "fail", "build-fail":
 		if e.Test != "" {
 			r.failed++
+			r.failures = append(r.failures, e.Package+" "+e.Test+messages(r.output[key]))
 			fmt.Printf("FAILED  %s %s\n", e.Package, e.Test)
 		} else if e.Action == "fail" {
 			fmt.Printf("FAILED  %-70s %6.1fs\n", e.Package, e.Elapsed)
@@ -212,6 +221,32 @@ func reason(output *strings.Builder) string {
 	return "no reason given"
 }
 
+// messages returns the beginnings of the lines that a test wrote itself, the newest of them, with a line break before
+// each.
+func messages(output *strings.Builder) string {
+	const atMost, longest = 6, 300
+	if output == nil {
+		return ""
+	}
+	var own []string
+	for line := range strings.Lines(output.String()) {
+		line = strings.TrimRight(line, "\n")
+		if !position.MatchString(line) {
+			continue
+		}
+		if len(line) > longest {
+			line = line[:longest] + "…"
+		}
+		own = append(own, line)
+	}
+	own = own[max(0, len(own)-atMost):]
+	return strings.Join(append([]string{""}, own...), "\n    ")
+}
+
+// position matches a line that begins with the place of a call to t.Error, t.Fatal or t.Log. What such a call prints
+// below its first line is indented further.
+var position = regexp.MustCompile(`^ {4}(?: {4})*\w+\.go:\d+: `)
+
 // report prints the result and returns the exit code.
 func (r *result) report(failedRun bool, took time.Duration) int {
 	keys := make([]string, 0, len(r.skipped))
@@ -227,6 +262,9 @@ func (r *result) report(failedRun bool, took time.Duration) int {
 			notAllowed++
 		}
 		fmt.Printf("%s: %s: %s\n", verdict, key, r.skipped[key])
+	}
+	for _, failure := range r.failures {
+		fmt.Printf("failed: %s\n", failure)
 	}
 	if failedRun && r.failed == 0 {
 		r.failed++ // a package that did not build, or a timeout

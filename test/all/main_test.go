@@ -26,3 +26,30 @@ func Example_timeout() {
 	// NOT ENDED  core TestB
 	// panic: test timed out after 20m0s
 }
+
+// The reason of a failure stands at the end, also if a journal of hundreds of lines follows it in the test's output.
+func Example_failures() {
+	r := result{skipped: map[string]string{}, output: map[string]*strings.Builder{}}
+	for _, output := range []string{
+		"=== RUN   TestA\n", "    a_test.go:7: round 1\n", "    a_test.go:9: got 1\n", "        want 2\n",
+		"    a_test.go:20: the journal:\n", "        Nov 27 file.go:1: a line\n",
+	} {
+		r.take(event{Action: "output", Package: "core", Test: "TestA", Output: output})
+	}
+	r.take(event{Action: "fail", Package: "core", Test: "TestA"})
+	r.report(true, 0)
+	// Output:
+	// FAILED  core TestA
+	// === RUN   TestA
+	//     a_test.go:7: round 1
+	//     a_test.go:9: got 1
+	//         want 2
+	//     a_test.go:20: the journal:
+	//         Nov 27 file.go:1: a line
+	// failed: core TestA
+	//         a_test.go:7: round 1
+	//         a_test.go:9: got 1
+	//         a_test.go:20: the journal:
+	// 0s
+	// 0 passed, 1 failed, 0 skipped
+}

@@ -33,6 +33,9 @@ import (
 
 const deploy = "../../deploy/systemd"
 
+// patience is how long a test waits for a command or an event. CI runs virtual machines beside these tests.
+const patience = 3 * time.Minute
+
 // Upper bounds of the exposure levels of systemd-analyze security, in tenths. docs/how-to/harden.md names them.
 var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51, "oxide-volume@data": 28}
 
@@ -137,11 +140,14 @@ func (m *machine) boot() {
 	must(m.t, err)
 	if m.script == nil { // The rack's instance ends after the machine.
 		m.t.Cleanup(func() {
+			journal := ""
 			if m.t.Failed() {
-				journal, _ := m.try("journalctl", "--no-pager", "--lines=60")
+				journal, _ = m.try("journalctl", "--no-pager", "--lines=60")
+			}
+			m.kill() // before the output is read: until then systemd may write to it
+			if m.t.Failed() {
 				m.t.Logf("%s\n%s", m.output, journal)
 			}
-			m.kill()
 			m.removeCgroups()
 		})
 	}
@@ -216,7 +222,7 @@ func (m *machine) in(path string) string { return fmt.Sprintf("/proc/%d/root%s",
 
 // try runs a command on the machine.
 func (m *machine) try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(
 		ctx,
@@ -600,7 +606,7 @@ func (m *machine) stop() {
 
 func (m *machine) eventually(what string, ask func() bool) {
 	m.t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(patience)
 	for !ask() {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("not in time: %s", what)
