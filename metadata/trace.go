@@ -19,8 +19,9 @@ type Subject struct {
 	Name string
 }
 
-// The orchestrators of traces.
+// The orchestrators of traces. The empty one is that of a plain host.
 const (
+	OrchestratorNone       = ""
 	OrchestratorKubernetes = "kubernetes"
 	OrchestratorNomad      = "nomad"
 )

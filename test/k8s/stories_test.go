@@ -7,10 +7,12 @@
 package k8s_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
@@ -60,28 +62,26 @@ func (c *cluster) noHotplug(t *testing.T) {
 	c.explained(t, "pod/default/cold", "RackHasNoHotplug")
 }
 
-// restartPlanned installs the plugin for racks without hot-plug, in the mode that plans restarts and makes none.
+// restartPlanned installs the plugin for racks without hot-plug: first so that restarts begin later, and then in the
+// mode in which none begins.
 func (c *cluster) restartPlanned(t *testing.T) {
 	c.kubectl(t, "apply", "-k", "overlay-restart")
 	t.Cleanup(func() {
 		c.kubectl(t, "apply", "-k", "overlay")
 		c.rolledOut(t)
 	})
-	c.kubectl(
-		t,
-		"-n",
-		namespace,
-		"set",
-		"env",
-		"deployment/oxide-csi-controller",
-		"-c=oxide-plugin",
-		"OXIDE_CSI_ATTACH_MODE=plan",
-	)
-	c.rolledOut(t)
+	set := func(setting string) {
+		c.kubectl(t, "-n", namespace, "set", "env", "deployment/oxide-csi-controller", "-c=oxide-plugin", setting)
+		c.rolledOut(t)
+	}
+	later := time.Now().UTC().Add(6 * time.Hour)
+	set(fmt.Sprintf("OXIDE_CSI_RESTART_HOURS=Mon-Sun %s-%s", later.Format("15:04"), later.Add(time.Hour).Format("15:04")))
 	c.setting(t, simtest.Settings{Hotplug: new(false), HotplugAsync: new(false)},
 		simtest.Settings{Hotplug: new(true), HotplugAsync: new(true)})
 	c.uses(t, "planned", c.a)
 	c.explained(t, "pod/default/planned", "RestartPlanned")
+	set("OXIDE_CSI_ATTACH_MODE=plan")
+	c.explained(t, "pod/default/planned", "RestartNeeded")
 }
 
 // slotsFull lets the rack take no disk but the boot disk.

@@ -136,6 +136,15 @@ var stories = map[string]story{
 		reason: "RestartPlanned", arrange: publishOnA,
 		rig: func(o *coretest.Options) {
 			noHotplug(o)
+			o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
+				Policy: restart.Allow, Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute, Window: time.Hour,
+			}}
+		},
+	},
+	"restart needed": {
+		reason: "RestartNeeded", arrange: publishOnA,
+		rig: func(o *coretest.Options) {
+			noHotplug(o)
 			o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
 				Policy: restart.Plan, Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute,
 			}}
@@ -377,19 +386,28 @@ func TestTroubleshootingPage(t *testing.T) {
 	}
 }
 
-// Under Nomad no verdict that Nomad can lead to has a command of Kubernetes. Those that need a claim's class or a
-// VolumeSnapshot do not exist there.
-func TestNextStepsOfNomad(t *testing.T) {
-	kubernetesOnly := map[string]bool{"OtherDriver": true, "SnapshotNotReady": true}
-	for _, s := range diagnose.Symptoms {
-		text := diagnose.NextFor(s, metadata.OrchestratorNomad)
-		if !kubernetesOnly[s.Reason] && (strings.Contains(text, "kubectl") || strings.Contains(text, "Secret")) {
-			t.Errorf("%s: %s", s.Reason, text)
-		}
+// No verdict that Nomad or a plain host can lead to has a command of Kubernetes. Nomad has no classes of claims and no
+// VolumeSnapshots. On a plain host only the rack's answers lead to verdicts.
+func TestNextStepsElsewhere(t *testing.T) {
+	notOnNomad := []string{"OtherDriver", "SnapshotNotReady"}
+	onHosts := []string{
+		"TokenRejected", "ProjectUnusable", "RoleTooLow", "OnlySnapshot", "DiskGone", "DiskFaulted", "InstanceDeleted", "InstanceStopped",
+		"RackUnavailable",
 	}
-	for _, reason := range diagnose.NomadReasons() {
-		if !slices.ContainsFunc(diagnose.Symptoms, func(s diagnose.Symptom) bool { return s.Reason == reason }) {
-			t.Errorf("there is no symptom %s", reason)
+	for orchestrator, possible := range map[string]func(reason string) bool{
+		metadata.OrchestratorNomad: func(reason string) bool { return !slices.Contains(notOnNomad, reason) },
+		metadata.OrchestratorNone:  func(reason string) bool { return slices.Contains(onHosts, reason) },
+	} {
+		for _, s := range diagnose.Symptoms {
+			text := diagnose.NextFor(s, orchestrator)
+			if possible(s.Reason) && (strings.Contains(text, "kubectl") || strings.Contains(text, "Secret")) {
+				t.Errorf("%s, orchestrator %q: %s", s.Reason, orchestrator, text)
+			}
+		}
+		for _, reason := range diagnose.ReasonsElsewhere(orchestrator) {
+			if !slices.ContainsFunc(diagnose.Symptoms, func(s diagnose.Symptom) bool { return s.Reason == reason }) {
+				t.Errorf("there is no symptom %s", reason)
+			}
 		}
 	}
 }
@@ -405,7 +423,7 @@ func TestReasonsArePermanent(t *testing.T) {
 	}
 	for _, reason := range []string{
 		"TokenRejected", "ProjectUnusable", "OtherDriver", "SnapshotNotReady", "QuotaExhausted", "InstanceDeleted",
-		"RestartRefused", "RestartPlanned", "InstanceFull", "SerialCollision", "InstanceStopped", "RackHasNoHotplug",
+		"RestartRefused", "RestartNeeded", "RestartPlanned", "InstanceFull", "SerialCollision", "InstanceStopped", "RackHasNoHotplug",
 		"PluginNotRegistered", "NodeNotReady", "WrongPassphrase", "PassphraseMissing", "DiskNotResponding", "DiskInUse", "ForeignFilesystem",
 		"FilesystemUnclean", "ExpansionWaits",
 	} {

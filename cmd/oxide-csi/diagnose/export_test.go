@@ -21,5 +21,7 @@ func Tools() (names []string) {
 // NextFor is the next step of a symptom with the commands of an orchestrator.
 func NextFor(s Symptom, orchestrator string) string { return s.nextFor(orchestrator) }
 
-// NomadReasons are the reasons that have a next step of their own under Nomad.
-func NomadReasons() []string { return slices.Sorted(maps.Keys(nomadNext)) }
+// ReasonsElsewhere are the reasons that have a next step of their own under an orchestrator, or without one.
+func ReasonsElsewhere(orchestrator string) []string {
+	return slices.Sorted(maps.Keys(nextElsewhere[orchestrator]))
+}

@@ -82,8 +82,12 @@ func (s Symptom) entry() string {
 		s.Actor,
 		placeholders.Replace(s.Next),
 	)
-	if next, differs := nomadNext[s.Reason]; differs {
-		text += fmt.Sprintf("- **Next, on Nomad:** %s\n", placeholders.Replace(next))
+	for _, other := range []struct{ orchestrator, name string }{
+		{metadata.OrchestratorNomad, "on Nomad"}, {metadata.OrchestratorNone, "on plain hosts"},
+	} {
+		if next, differs := nextElsewhere[other.orchestrator][s.Reason]; differs {
+			text += fmt.Sprintf("- **Next, %s:** %s\n", other.name, placeholders.Replace(next))
+		}
 	}
 	return text
 }

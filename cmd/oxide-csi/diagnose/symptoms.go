@@ -5,6 +5,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -155,6 +156,12 @@ var Symptoms = []Symptom{
 		"the node refuses the restart that volume {volume} waits for", actorOperator,
 		"oxide-csi volume show {volume} has the node's reason; when the reason is gone, the restart is tried again",
 		"With --attach-mode=restart the node plugin shuts its guest down, and refuses where that would end pods for good.",
+	},
+	{
+		"RestartNeeded", "instance", says("--attach-mode=plan forbids it"),
+		"volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing", actorOperator,
+		"stop instance {instance}, with all that runs there, and start it when oxide-csi volume show {volume} says attached",
+		"The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	},
 	{
 		"RestartPlanned", "instance", saysError(restart.ErrPlanned),
@@ -334,35 +341,41 @@ var Symptoms = []Symptom{
 	},
 }
 
-// nomadNext are the next steps of symptoms, by their reasons, where Nomad needs others than Kubernetes.
-var nomadNext = map[string]string{
-	"TokenRejected":   "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
-	"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
-	"InstanceDeleted": "when nomad node status shows the client as down, the allocation moves; then, if the volume is still claimed: nomad system gc",
-	"InstanceFull": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another " +
-		"client. Racks of today take --max-disks=12",
-	"SerialCollision": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on " +
-		"another client. Detach nothing that is mounted",
-	"AttachedElsewhere": "end the allocation there, if it may end; only if no program uses the disk: oxide-csi volume detach " +
-		"{volume} --node={holder} --unmounted, in the controller's allocation",
-	"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
-		"on client {node}",
-	"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is gone for good, Nomad moves the " +
-		"allocation by itself",
-	"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
-	"PassphraseMissing": "nomad volume register, with the passphrase in the block secrets: the first one, if the volume was used " +
-		"before",
-	"WrongPassphrase": "nomad volume register, with the passphrase with which the volume was first used; the data are intact",
-	"RackUnavailable": "oxide-csi doctor, in the controller's allocation, shows what can be reached; then the rack's operator",
-	"ExpansionWaits":  "stop the allocation that uses the volume, and start it again when nomad volume status shows the new size",
+// nextElsewhere are the next steps of symptoms, by orchestrator and reason, where others than those of Kubernetes are
+// needed. Without an orchestrator only what the rack answers leads to a verdict.
+var nextElsewhere = map[string]map[string]string{
+	metadata.OrchestratorNomad: {
+		"TokenRejected":   "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
+		"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
+		"InstanceDeleted": "when nomad node status shows the client as down, the allocation moves; then, if the volume is still claimed: nomad system gc",
+		"InstanceFull": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another " +
+			"client. Racks of today take --max-disks=12",
+		"SerialCollision": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on " +
+			"another client. Detach nothing that is mounted",
+		"AttachedElsewhere": "end the allocation there, if it may end; only if no program uses the disk: oxide-csi volume detach " +
+			"{volume} --node={holder} --unmounted, in the controller's allocation",
+		"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
+			"on client {node}",
+		"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is gone for good, Nomad moves the " +
+			"allocation by itself",
+		"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
+		"PassphraseMissing": "nomad volume register, with the passphrase in the block secrets: the first one, if the volume was used " +
+			"before",
+		"WrongPassphrase": "nomad volume register, with the passphrase with which the volume was first used; the data are intact",
+		"RackUnavailable": "oxide-csi doctor, in the controller's allocation, shows what can be reached; then the rack's operator",
+		"ExpansionWaits":  "stop the allocation that uses the volume, and start it again when nomad volume status shows the new size",
+	},
+	metadata.OrchestratorNone: {
+		"TokenRejected":   "put a valid token of this silo into the controller's token file (OXIDE_TOKEN_FILE); no restart is needed",
+		"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
+		"InstanceDeleted": "its disks were detached with it: oxide-csi volume attach {volume}, on the host that takes over",
+		"RackUnavailable": "oxide-csi doctor, on the controller's host, shows what can be reached; then the rack's operator",
+	},
 }
 
 // nextFor is the next step with the commands of an orchestrator.
 func (s Symptom) nextFor(orchestrator string) string {
-	if next, differs := nomadNext[s.Reason]; differs && orchestrator == metadata.OrchestratorNomad {
-		return next
-	}
-	return s.Next
+	return cmp.Or(nextElsewhere[orchestrator][s.Reason], s.Next)
 }
 
 // Works is the verdict if nothing is wrong. Unknown is the verdict if no row matches.
