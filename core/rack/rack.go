@@ -252,64 +252,6 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	return c.lookedUp(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
 }
 
-// Instance is an instance as the rack describes it.
-type Instance struct {
-	ID        string
-	Name      string
-	ProjectID string
-	// BootDiskID is empty if the instance has no boot disk.
-	BootDiskID string
-	// RunState is "running", "stopped" or another state of docs/reference/rack.md §5.
-	RunState string
-	// RunStateSince is when RunState last changed, by the rack's clock.
-	RunStateSince time.Time
-}
-
-// The run states that this plugin distinguishes (docs/reference/rack.md §5).
-const (
-	Running = string(oxide.InstanceStateRunning)
-	Failed  = string(oxide.InstanceStateFailed)
-	Stopped = string(oxide.InstanceStateStopped)
-)
-
-// Instance returns an instance by its ID.
-func (c *Client) Instance(ctx context.Context, id string) (Instance, error) {
-	i, err := c.sdk.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
-	if err != nil {
-		return Instance{}, c.translate(ctx, err, "look up instance %s", id)
-	}
-	if err := c.checkAnswer(identity{id: i.Id}, identity{id: id}, "look up instance %s", id); err != nil {
-		return Instance{}, err
-	}
-	return instanceFrom(i), nil
-}
-
-func instanceFrom(i *oxide.Instance) Instance {
-	return Instance{
-		ID:            i.Id,
-		Name:          string(i.Name),
-		ProjectID:     i.ProjectId,
-		BootDiskID:    i.BootDiskId,
-		RunState:      string(i.RunState),
-		RunStateSince: timeOrZero(i.TimeRunStateUpdated),
-	}
-}
-
-// diskPage is the page size for an instance's disks. It exceeds the attach limit, so one request returns all of them.
-const diskPage = 100
-
-// InstanceDisks lists the disks of an instance, including its boot disk.
-func (c *Client) InstanceDisks(ctx context.Context, id string) ([]Disk, error) {
-	page, err := c.sdk.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
-		Instance: oxide.NameOrId(id),
-		Limit:    oxide.NewPointer(diskPage),
-	})
-	if err != nil {
-		return nil, c.translate(ctx, err, "list the disks of instance %s", id)
-	}
-	return c.checkDisks(page.Items, "list the disks of instance %s", id)
-}
-
 // Attach attaches a disk to an instance, by the disk's own ID on the rack. It succeeds if the disk is attached there
 // already. On a rack with hot-plug the answer may say attaching.
 func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
@@ -429,4 +371,12 @@ func (c *Client) ConfirmProject(ctx context.Context) error {
 		)
 	}
 	return nil
+}
+
+// timeOrZero returns the zero time for nil.
+func timeOrZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
 }

@@ -14,27 +14,6 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// StopInstance asks the rack to stop an instance. For the guest this is a power cut. The rack answers before the
-// instance has stopped. The call succeeds if the instance is stopped or stopping already (docs/reference/rack.md §5).
-func (c *Client) StopInstance(ctx context.Context, id string) error {
-	instance, err := c.sdk.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
-	if err != nil {
-		return c.translate(ctx, err, "stop instance %s", id)
-	}
-	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "stop instance %s", id)
-}
-
-// StartInstance asks the rack to start an instance. It succeeds if the instance is starting or running already.
-// [ErrConflict] means that the instance is still stopping or that another client changed it. [ErrCapacity] means that
-// no sled has room for it (docs/reference/rack.md §5).
-func (c *Client) StartInstance(ctx context.Context, id string) error {
-	instance, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
-	if err != nil {
-		return c.translate(ctx, err, "start instance %s", id)
-	}
-	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "start instance %s", id)
-}
-
 // Record is a small text that the rack keeps under a name, visible to all users of the project. It is stored as an
 // anti-affinity group without members, which affects nothing and counts against no quota (docs/reference/rack.md §8).
 // Creating a record is atomic, because names are unique. Updating it is not atomic.
@@ -169,12 +148,4 @@ func (c *Client) DeleteRecordNamed(ctx context.Context, name string) error {
 		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
 	})
 	return c.confirmUnclear(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
-}
-
-// timeOrZero returns the zero time for nil.
-func timeOrZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
 }
