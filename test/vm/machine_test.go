@@ -96,9 +96,11 @@ var processors struct {
 }
 
 // onOneCPU runs all threads of a program on one processor of the host. Beside busy processors a guest's disk is then
-// half as fast again. It also keeps the writes of the guest and of its NVMe controllers in order. They tell each other
-// of new commands through memory (shadow doorbells), and QEMU leaves out the memory barriers of a guest with one
-// processor. A disk whose commands were never taken was seen once, on two processors.
+// half as fast again.
+//
+// It may also prevent a fault that was seen once on two processors: commands of one disk were never taken. An
+// explanation that nobody has proved: guest and disk tell each other of new commands through memory (shadow doorbells),
+// and without memory barriers two processors may see these writes in another order.
 //
 // It takes the processor with the fewest machines. The caller calls ended when the program has ended.
 func onOneCPU(t *testing.T, program string, args ...string) (cmd *exec.Cmd, ended func()) {

@@ -391,7 +391,14 @@ func TestTroubleshootingPage(t *testing.T) {
 func TestNextStepsElsewhere(t *testing.T) {
 	notOnNomad := []string{"OtherDriver", "SnapshotNotReady"}
 	onHosts := []string{
-		"TokenRejected", "ProjectUnusable", "RoleTooLow", "OnlySnapshot", "DiskGone", "DiskFaulted", "InstanceDeleted", "InstanceStopped",
+		"TokenRejected",
+		"ProjectUnusable",
+		"RoleTooLow",
+		"OnlySnapshot",
+		"DiskGone",
+		"DiskFaulted",
+		"InstanceDeleted",
+		"InstanceStopped",
 		"RackUnavailable",
 	}
 	for orchestrator, possible := range map[string]func(reason string) bool{

@@ -158,8 +158,11 @@ var Symptoms = []Symptom{
 		"With --attach-mode=restart the node plugin shuts its guest down, and refuses where that would end pods for good.",
 	},
 	{
-		"RestartNeeded", "instance", says("--attach-mode=plan forbids it"),
-		"volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing", actorOperator,
+		"RestartNeeded",
+		"instance",
+		says("--attach-mode=plan forbids it"),
+		"volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing",
+		actorOperator,
 		"stop instance {instance}, with all that runs there, and start it when oxide-csi volume show {volume} says attached",
 		"The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	},
