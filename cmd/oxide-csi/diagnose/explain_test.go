@@ -304,7 +304,7 @@ func TestExplainKnowsEachErrorOfThePage(t *testing.T) {
 	for text, want := range map[string]string{
 		luks.ErrNoDeviceMapper.Error(): "EncryptionUnavailable: the messages below",
 		luks.ErrMemory.Error():         "EncryptionUnavailable: the messages below",
-		hostexec.ErrMissing.Error():    "ProgramMissing: install the package",
+		hostexec.ErrMissing.Error():    "ProgramMissing: install on {node} the package",
 		luks.ErrHeader.Error():         "Unknown: Restore the copy of the header: docs/how-to/encrypt-volumes.md#keep-the-header.",
 		rack.ErrSize.Error():           "Unknown: Ask for a size that the rack makes: docs/reference/limits.md.",
 		"something else":               "Unknown: read the messages below",
@@ -386,10 +386,10 @@ func TestTroubleshootingPage(t *testing.T) {
 	}
 }
 
-// No verdict that Nomad or a plain host can lead to has a command of Kubernetes. Nomad has no classes of claims and no
-// VolumeSnapshots. On a plain host only the rack's answers lead to verdicts.
+// No verdict that Nomad or a plain host can lead to has a command of Kubernetes. Nomad has no classes of claims, no
+// VolumeSnapshots and no expansion that waits. On a plain host only the rack's answers lead to verdicts.
 func TestNextStepsElsewhere(t *testing.T) {
-	notOnNomad := []string{"OtherDriver", "SnapshotNotReady"}
+	notOnNomad := []string{"OtherDriver", "SnapshotNotReady", "ExpansionWaits"}
 	onHosts := []string{
 		"TokenRejected",
 		"ProjectUnusable",

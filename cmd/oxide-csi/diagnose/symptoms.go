@@ -73,15 +73,21 @@ func either(matches ...func(Facts) bool) func(Facts) bool {
 // Symptoms are all symptoms. The first match is the verdict, so causes come before their effects.
 var Symptoms = []Symptom{
 	{
-		"TokenRejected", "rack", saysError(rack.ErrUnauthenticated),
-		"the rack rejects the plugin's API token", actorOperator,
-		"put a valid token of this silo into the Secret of the controller (oxide-secret, key token); no restart is needed",
+		"TokenRejected",
+		"rack",
+		saysError(rack.ErrUnauthenticated),
+		"the rack rejects the plugin's API token",
+		actorOperator,
+		"put a valid token of this silo into the Secret oxide-secret (key token) of the plugin's namespace; no restart is needed",
 		"The token is missing, wrong, expired or revoked. Every call to the rack fails, for all volumes.",
 	},
 	{
-		"ProjectUnusable", "rack", saysError(rack.ErrProject),
-		"the project of the settings does not exist, or the token's user has no role on it", actorOperator,
-		"correct --oxide-project (OXIDE_PROJECT), or have the silo's administrator give the user limited-collaborator on it",
+		"ProjectUnusable",
+		"rack",
+		saysError(rack.ErrProject),
+		"the project of the settings does not exist, or the token's user has no role on it",
+		actorOperator,
+		"correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the user limited-collaborator on it",
 		"A rack answers 404 for a project that a user may not see. So a wrong name and a missing role look the same.",
 	},
 	{
@@ -96,7 +102,7 @@ var Symptoms = []Symptom{
 		has(metadata.OtherDriver),
 		"claim {claim} has no volume, and a storage class that is not this plugin's",
 		actorUser,
-		"kubectl get storageclass; delete the claim and create it with a class whose provisioner is csi.oxide.computer",
+		"if this plugin should make it: end its pod, delete the claim, and create it with a class of csi.oxide.computer (kubectl get storageclass)",
 		"The class of a claim never changes. A class that does not exist, or names another driver, does not reach the plugin.",
 	},
 	{
@@ -111,19 +117,22 @@ var Symptoms = []Symptom{
 		saysError(expand.ErrOnlySnapshot, rack.ErrReplaced),
 		"volume {volume} has no disk: its expansion was interrupted, and its data are on a snapshot csi-grow-…",
 		actorOperator,
-		"delete neither that snapshot nor the claim; the plugin makes the disk by itself, when there is quota and space for it",
+		"delete neither that snapshot nor the claim; ask the silo's administrator for quota if it is short: then the plugin makes the disk by itself",
 		"A volume grows by a new disk that is made from a snapshot of the old one. Here the old one is deleted already.",
 	},
 	{
 		"ExpansionNeedsRoom", "volume", saysError(expand.ErrNoRoom),
 		"volume {volume} keeps its size: the quota has no room for the larger disk", actorRack,
-		"the volume still works; ask the silo's administrator for more quota; oxide-csi orphans shows disks without an owner",
+		"the volume still works; ask the silo's administrator for more quota",
 		"While a volume grows, the quota needs its new size and, for the snapshot, its old size.",
 	},
 	{
-		"NameTaken", "disk", saysError(expand.ErrNameTaken),
-		"another disk took the name of volume {volume} while the volume grew", actorOperator,
-		"keep the snapshot csi-grow-…, it has the data; ask the owner of the disk in the messages below whether it can go",
+		"NameTaken",
+		"disk",
+		saysError(expand.ErrNameTaken),
+		"another disk took the name of volume {volume} while the volume grew",
+		actorOperator,
+		"keep the claim and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below agrees, delete that disk alone",
 		"Somebody created a volume of the same name in the moment in which the name was free. The data are on a snapshot.",
 	},
 	{
@@ -133,9 +142,12 @@ var Symptoms = []Symptom{
 		"Disks and snapshots of all projects of the silo count. A clone needs its size once more for a moment.",
 	},
 	{
-		"DiskGone", "disk", func(f Facts) bool { return f.DiskGone },
-		"the disk of volume {volume} is on no rack of the settings", actorOperator,
-		"delete nothing; if the rack's console does not show it either, restore a snapshot or a backup into a new volume",
+		"DiskGone",
+		"disk",
+		func(f Facts) bool { return f.DiskGone },
+		"the disk of volume {volume} is on no rack of the settings",
+		actorOperator,
+		"delete nothing; if the rack's console shows the disk, correct the plugin's project or rack; else restore a snapshot or a backup into a new volume",
 		"Somebody has deleted the disk on the rack, or the volume belongs to another project or rack.",
 	},
 	{
@@ -144,9 +156,12 @@ var Symptoms = []Symptom{
 		"The rack cannot serve the disk. It can neither be attached nor read.",
 	},
 	{
-		"InstanceDeleted", "instance", func(f Facts) bool { return f.InstanceGone },
-		"the instance {instance} of node {node} does not exist any more", actorOperator,
-		"kubectl get node {node}; if it is NotReady: kubectl delete node {node}; within six minutes its volumes are free",
+		"InstanceDeleted",
+		"instance",
+		func(f Facts) bool { return f.InstanceGone },
+		"the instance {instance} of node {node} does not exist any more",
+		actorOperator,
+		"kubectl get node {node}; if it is NotReady: kubectl delete node {node}, and within six minutes its volumes are free; if it is Ready: oxide-csi doctor, there",
 		"Deleting an instance detaches its disks. The orchestrator still waits for the node, because nothing told it.",
 	},
 	{
@@ -163,7 +178,7 @@ var Symptoms = []Symptom{
 		says("--attach-mode=plan forbids it"),
 		"volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing",
 		actorOperator,
-		"stop instance {instance}, with all that runs there, and start it when oxide-csi volume show {volume} says attached",
+		"shut down instance {instance}, and with it all that runs there; start it when oxide-csi volume show {volume} says attached, not before",
 		"The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	},
 	{
@@ -182,8 +197,8 @@ var Symptoms = []Symptom{
 		),
 		"instance {instance} of node {node} has no room for another disk",
 		actorOperator,
-		"kubectl cordon {node}, then kubectl delete {pod}: it starts on another node. Racks of today take --max-disks=12",
-		"The boot disk counts. Disks that were attached by hand count too.",
+		"kubectl cordon {node}, then kubectl delete {pod}: it starts on another node; then kubectl uncordon {node}",
+		"The boot disk counts. Disks that were attached by hand count too. Racks of release 18 and later take `--max-disks=12`.",
 	},
 	{
 		"SerialCollision",
@@ -195,11 +210,14 @@ var Symptoms = []Symptom{
 		"A guest knows a disk only by the first 20 bytes of its name. Of two disks with the same it shows only one.",
 	},
 	{
-		"InstanceStopped", "instance", func(f Facts) bool {
+		"InstanceStopped",
+		"instance",
+		func(f Facts) bool {
 			return f.Instance != nil && slices.Contains([]string{rack.Stopped, rack.Failed, "stopping"}, f.Instance.RunState)
 		},
-		"instance {instance} of node {node} is not running", actorOperator,
-		"start the instance in the rack's console; its disks are still attached",
+		"instance {instance} of node {node} is not running",
+		actorOperator,
+		"if nobody stopped it on purpose, and oxide-csi volume list shows no restart of it, start it in the rack's console; its disks are still attached",
 		"Somebody has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	},
 	{
@@ -208,7 +226,7 @@ var Symptoms = []Symptom{
 		says("attaches and detaches disks only while the instance is stopped"),
 		"this rack does not attach disks to a running instance, and node {node} runs",
 		actorOperator,
-		"stop instance {instance}, with all that runs there, and start it when oxide-csi volume show {volume} says attached",
+		"shut down instance {instance}, and with it all that runs there; start it when oxide-csi volume show {volume} says attached, not before",
 		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
@@ -220,7 +238,7 @@ var Symptoms = []Symptom{
 		},
 		"disk {disk} is still attached to instance {holder}",
 		actorOperator,
-		"end the pod there that uses the volume, if it may end; the disk is then detached. kubectl get volumeattachment has the node",
+		"kubectl get volumeattachment has the node; end the pod there that uses the volume, if it may end. If there is none, detach nothing and ask who attached it",
 		"A disk is attached to one instance at a time. Kubernetes detaches it from a node that is down after six minutes.",
 	},
 	{
@@ -253,8 +271,8 @@ var Symptoms = []Symptom{
 		has(metadata.NodeNotReady),
 		"the orchestrator does not hear from node {node}",
 		actorOperator,
-		"repair it; only if its instance is stopped or gone for good: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
-		"The volume stays attached there until the node comes back, is deleted or gets the taint.",
+		"if its instance runs, repair the node; only if the instance is stopped or deleted: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+		"The volume stays attached there until the node comes back, is deleted or gets the taint. Remove the taint when the node is back.",
 	},
 	{
 		"PassphraseMissing",
@@ -262,7 +280,7 @@ var Symptoms = []Symptom{
 		says("the request has no passphrase"),
 		"volume {volume} is encrypted, and the node gets no passphrase for it",
 		actorUser,
-		"create the Secret that the storage class names, with the key passphrase: the first one, if the volume was used before",
+		"create the Secret that the storage class names, with its old passphrase (key passphrase) if the volume was used before; else with a new one, and keep a copy",
 		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class.",
 	},
 	{
@@ -272,15 +290,18 @@ var Symptoms = []Symptom{
 		"The plugin never formats an encrypted disk again, so the data is still there.",
 	},
 	{
-		"EncryptionUnavailable", "device", saysError(luks.ErrNoDeviceMapper, luks.ErrMemory),
-		"node {node} cannot open the encrypted volume {volume}: it lacks memory, or dm_mod and dm_crypt", actorOperator,
-		"the messages below say which: modprobe -a dm_mod dm_crypt there, or more memory than --luks-memory for its plugin",
+		"EncryptionUnavailable",
+		"device",
+		saysError(luks.ErrNoDeviceMapper, luks.ErrMemory),
+		"node {node} cannot open the encrypted volume {volume}: it lacks memory, or dm_mod and dm_crypt",
+		actorOperator,
+		"the messages below say which: modprobe -a dm_mod dm_crypt there, or a memory limit above --luks-memory for the plugin there",
 		"To open an encrypted disk the kernel needs device-mapper, and cryptsetup needs memory for the key.",
 	},
 	{
 		"ProgramMissing", "node", saysError(hostexec.ErrMissing),
 		"a program that volume {volume} needs is not installed on node {node}", actorOperator,
-		"install the package that the messages below name there, or use the project's image",
+		"install on {node} the package that the messages below name, or run the plugin from its container image",
 		"The plugin runs mkfs, e2fsck, cryptsetup and others. The image has them; a bare host needs the packages.",
 	},
 	{
@@ -290,9 +311,12 @@ var Symptoms = []Symptom{
 		"Reads wait without an end. The plugin waits a few seconds, and starts nothing that would hang too.",
 	},
 	{
-		"DiskInUse", "device", either(says("cannot be staged: its disk"), saysError(device.ErrInUse)),
-		"another program on node {node} uses the disk of volume {volume}", actorOperator,
-		"the messages below name who (an LVM group, a mount by hand, a container); end that if its owner agrees",
+		"DiskInUse",
+		"device",
+		either(says("cannot be staged: its disk"), saysError(device.ErrInUse)),
+		"another program on node {node} uses the disk of volume {volume}",
+		actorOperator,
+		"the messages below name who; if its owner agrees, unmount it, stop the container, or vgchange -an the LVM group; wipe and remove nothing",
 		"The plugin mounts a disk only if no other program holds it: two users would destroy the filesystem.",
 	},
 	{
@@ -301,19 +325,25 @@ var Symptoms = []Symptom{
 		says("belongs to another volume: its UUID is", "not a supported filesystem", "correct fs_type"),
 		"the disk of volume {volume} holds something that the plugin has not made",
 		actorUser,
-		"the messages below name what; ask the owner of the data. Nothing was changed. If the data must stay, use a new volume",
+		"the messages below name what; ask the owner of the data. If it must stay, keep this volume and its claim, and use another; nothing was changed",
 		"Mounting another volume's filesystem, or formatting over it, would lose data.",
 	},
 	{
-		"DiskNotBlank", "filesystem", saysError(device.ErrNotBlank),
-		"the disk of volume {volume} may hold data, but no filesystem, so it was not formatted", actorUser,
-		"ask the owner of the data; if they need nothing of it, delete the volume and create a new one",
+		"DiskNotBlank",
+		"filesystem",
+		saysError(device.ErrNotBlank),
+		"the disk of volume {volume} may hold data, but no filesystem, so it was not formatted",
+		actorUser,
+		"ask the owner of the data; if nothing of it is needed, delete the volume and create a new one; else keep it, and use another",
 		"The plugin formats only a disk that it has read and found empty.",
 	},
 	{
-		"FilesystemUnclean", "filesystem", saysError(mount.ErrDamaged),
-		"the filesystem of volume {volume} is damaged beyond an automatic repair", actorUser,
-		"end the workload and make a snapshot; then repair it on the node as the messages below say, or restore a snapshot",
+		"FilesystemUnclean",
+		"filesystem",
+		saysError(mount.ErrDamaged),
+		"the filesystem of volume {volume} is damaged beyond an automatic repair",
+		actorUser,
+		"end the workload and make a snapshot; then repair it as the messages below say, or restore an older snapshot into a new volume",
 		"Before a writable mount the plugin runs e2fsck -p, which repairs only what loses no data.",
 	},
 	{
@@ -322,9 +352,12 @@ var Symptoms = []Symptom{
 		"After a power cut a large filesystem takes minutes. The check continues when the call that began it has ended.",
 	},
 	{
-		"ExpansionWaits", "volume", has(metadata.ExpansionPending),
-		"volume {volume} gets its new size when no workload uses it", actorUser,
-		"end the workload that uses claim {claim}, keep the claim, and start it again when the claim shows the new size",
+		"ExpansionWaits",
+		"volume",
+		has(metadata.ExpansionPending),
+		"volume {volume} gets its new size when no workload uses it",
+		actorUser,
+		"scale the workload that uses claim {claim} to 0, keep the claim, and scale up when kubectl get pvc shows the new capacity",
 		"A rack cannot change the size of a disk. Its disk is replaced by a larger copy while it is detached.",
 	},
 	{
@@ -348,25 +381,31 @@ var Symptoms = []Symptom{
 // needed. Without an orchestrator only what the rack answers leads to a verdict.
 var nextElsewhere = map[string]map[string]string{
 	metadata.OrchestratorNomad: {
-		"TokenRejected":   "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
-		"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
+		"TokenRejected": "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
+		"OnlySnapshot": "delete neither that snapshot nor the volume; ask the silo's administrator for quota if it is short: then the " +
+			"plugin makes the disk by itself",
+		"NameTaken": "keep the volume and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below " +
+			"agrees, delete that disk alone",
+		"ForeignFilesystem": "the messages below name what; ask the owner of the data. If it must stay, keep this volume, and use " +
+			"another; nothing was changed",
 		"InstanceDeleted": "when nomad node status shows the client as down, the allocation moves; then, if the volume is still claimed: nomad system gc",
 		"InstanceFull": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another " +
-			"client. Racks of today take --max-disks=12",
+			"client; then -enable",
 		"SerialCollision": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on " +
 			"another client. Detach nothing that is mounted",
-		"AttachedElsewhere": "end the allocation there, if it may end; only if no program uses the disk: oxide-csi volume detach " +
-			"{volume} --node={holder} --unmounted, in the controller's allocation",
+		"AttachedElsewhere": "end the allocation there, if it may end; if the disk stays attached, and findmnt there shows no mount of it: " +
+			"oxide-csi volume detach {volume} --node={holder} --unmounted, in the controller's allocation",
 		"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
 			"on client {node}",
-		"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is gone for good, Nomad moves the " +
-			"allocation by itself",
+		"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is stopped, start it; if it is gone for good, " +
+			"Nomad moves the allocation by itself",
 		"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
-		"PassphraseMissing": "nomad volume register, with the passphrase in the block secrets: the first one, if the volume was used " +
-			"before",
-		"WrongPassphrase": "nomad volume register, with the passphrase with which the volume was first used; the data are intact",
-		"RackUnavailable": "oxide-csi doctor, in the controller's allocation, shows what can be reached; then the rack's operator",
-		"ExpansionWaits":  "stop the allocation that uses the volume, and start it again when nomad volume status shows the new size",
+		"PassphraseMissing": "nomad volume register of its file, with secrets { passphrase = … }: the old passphrase if the volume was " +
+			"used before; else a new one, and keep a copy",
+		"WrongPassphrase": "nomad volume register of its file, with the first passphrase in secrets { passphrase = … }; delete nothing, " +
+			"the data are intact",
+		"RackUnavailable": "nomad alloc exec -namespace=oxide-csi -job oxide-csi-controller /usr/local/bin/oxide-csi doctor; then the " +
+			"rack's operator",
 	},
 	metadata.OrchestratorNone: {
 		"TokenRejected":   "put a valid token of this silo into the controller's token file (OXIDE_TOKEN_FILE); no restart is needed",
