@@ -160,6 +160,12 @@ e2e-upgrade: ## upgrade manifests and chart on the same cluster, and go back, wh
 	test/programs/build.sh cluster sidecars helm
 	go run ./test/all -tags=k8s,upgrade -count=1 -timeout=30m -run=TestUpgrade ./test/k8s
 
+.PHONY: e2e-platform
+e2e-platform: ## install the chart on the same cluster where kubelet has another folder; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars helm
+	go run ./test/all -tags=k8s,platform -count=1 -timeout=30m -run=TestKubeletFolder ./test/k8s
+
 .PHONY: e2e-buckets
 e2e-buckets: ## test buckets in a real Kubernetes: claim, access, a workload, a gateway that moves; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)

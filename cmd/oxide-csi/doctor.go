@@ -225,6 +225,7 @@ func nodeToExamine(cfg config.Config, environ []string, log *slog.Logger) diagno
 		}
 	}
 	if cfg.KubeletRegistrationDir != "" {
+		n.MountDirs = []string{filepath.Dir(filepath.Clean(cfg.KubeletRegistrationDir))}
 		cfg.Mode = cmp.Or(cfg.Mode, config.ModeNode)
 		n.Sockets = append(n.Sockets, filepath.Clean(cfg.KubeletSocket()))
 	}

@@ -77,6 +77,15 @@ func (c *cluster) install(t *testing.T, overlay string) {
 
 // applyManifests creates the plugin's objects, with a token of the rack.
 func (c *cluster) applyManifests(t *testing.T, overlay, token string) {
+	c.createSecret(t, token)
+	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
+	c.kubectl(t, "apply", "-k", overlay)
+	c.logIfFailed(t)
+}
+
+// createSecret creates the plugin's namespace and Secret.
+func (c *cluster) createSecret(t *testing.T, token string) {
+	t.Helper()
 	c.kubectl(t, "apply", "-f", manifests+"/base/node-identity.yaml") // it creates the namespace
 	c.id = c.get(t, ".metadata.uid", "namespace", "kube-system")
 	c.kubectl(
@@ -92,8 +101,10 @@ func (c *cluster) applyManifests(t *testing.T, overlay, token string) {
 		"--from-literal=token="+token,
 		"--from-literal=cluster-id="+c.id,
 	)
-	c.kubectl(t, "apply", "--dry-run=server", "-k", manifests+"/several-racks")
-	c.kubectl(t, "apply", "-k", overlay)
+}
+
+// logIfFailed logs what the plugin said if the test fails.
+func (c *cluster) logIfFailed(t *testing.T) {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.try("get", "events", "-A", "--field-selector=type!=Normal", "--sort-by=.lastTimestamp"))

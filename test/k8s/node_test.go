@@ -7,6 +7,7 @@
 package k8s_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +39,8 @@ type node struct {
 	Instance, Guest string
 	// Rack is the value of the Node's rack label, Taint a taint with which the Node registers. Empty means none.
 	Rack, Taint string
+	// KubeletDir is the folder of its kubelet. Empty means kubelet's default.
+	KubeletDir string
 	// ShutdownGrace means that its kubelet has graceful node shutdown on.
 	ShutdownGrace bool
 	// Made has the files that all tests share, Dir those of the cluster, Programs the programs of Kubernetes.
@@ -172,6 +175,7 @@ func (n *node) boot() error {
 			filepath.Join(n.Programs, "kubelet"),
 			"--config="+n.path("kubelet.yaml"),
 			"--kubeconfig="+n.path("kubeconfig"),
+			"--root-dir="+n.kubeletDir(),
 			"--cert-dir="+n.path(
 				"pki",
 			),
@@ -232,7 +236,11 @@ func (n *node) labels() string {
 
 // requiredFolders are folders that manifests and kubelet expect. If one is missing on the machine it is created, and
 // not removed later: removing it could remove the mounts of another run.
-var requiredFolders = []string{"/var/lib/kubelet", "/var/lib/oxide-csi", "/var/log"}
+func (n *node) requiredFolders() []string {
+	return []string{n.kubeletDir(), "/var/lib/oxide-csi", "/var/log"}
+}
+
+func (n *node) kubeletDir() string { return cmp.Or(n.KubeletDir, "/var/lib/kubelet") }
 
 // furnish turns the namespaces into a machine: its mounts stay private, and kubelet's folders at fixed paths are on
 // the node's disk.
@@ -245,7 +253,7 @@ func (n *node) furnish() error {
 			mount("proc", "/proc", "proc", 0))
 	}
 	errs = append(errs, mount("tmpfs", "/run", "tmpfs", 0))
-	for _, place := range requiredFolders {
+	for _, place := range n.requiredFolders() {
 		errs = append(errs, os.MkdirAll(n.path(place), 0o755), mount(n.path(place), place, "", syscall.MS_BIND))
 	}
 	errs = append(errs, mount(n.Guest, guestInNode, "", syscall.MS_BIND))
@@ -315,12 +323,12 @@ authorization: {mode: AlwaysAllow}
 resolvConf: %[5]s
 clusterDNS: [10.96.0.10]
 makeIPTablesUtilChains: false
-volumePluginDir: /var/lib/kubelet/volumeplugins
+volumePluginDir: %[7]s/volumeplugins
 nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
-%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), also)),
+%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), also, n.kubeletDir())),
 		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)),
 	)
 }

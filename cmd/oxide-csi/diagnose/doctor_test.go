@@ -311,6 +311,12 @@ func TestExamineNode(t *testing.T) {
 			table := mountTable(dir, " shared:7") + fmt.Sprintf("3 1 8:1 / %s rw - ext4 /dev/sda rw\n", nomad)
 			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(table), 0o600))
 		}, map[string]metadata.Status{"mount propagation": failure}},
+		"a kubelet's folder at another place is not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
+			kubelet := filepath.Join(dir, "k0s/kubelet")
+			coretest.Must(t, os.MkdirAll(kubelet, 0o755))
+			table := mountTable(dir, " shared:7") + fmt.Sprintf("3 1 8:1 / %s rw - ext4 /dev/sda rw\n", kubelet)
+			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(table), 0o600))
+		}, map[string]metadata.Status{"mount propagation": failure}},
 		"no driver": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.RemoveAll(filepath.Join(n.Devices.Sys, "module/nvme")))
 		}, map[string]metadata.Status{"NVMe driver": failure}},

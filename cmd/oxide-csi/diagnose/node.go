@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -281,7 +282,7 @@ func (e *examination) propagation(n Node) {
 		return
 	}
 	for _, m := range mounts {
-		if nomadDir.MatchString(m.Mountpoint) {
+		if orchestratorDir.MatchString(m.Mountpoint) && !slices.Contains(n.MountDirs, m.Mountpoint) {
 			n.MountDirs = append(n.MountDirs, m.Mountpoint)
 		}
 	}
@@ -303,9 +304,10 @@ func (e *examination) propagation(n Node) {
 	}
 }
 
-// nomadDir matches the folder in which a Nomad client has the volumes of a plugin mounted. Nomad mounts it into the
-// plugin's container: deploy/nomad, stage_publish_base_dir.
-var nomadDir = regexp.MustCompile(`/client/csi/(node|monolith)/[^/]+$`)
+// orchestratorDir matches the folders in which orchestrators have volumes mounted, and that are mounted into the plugin's
+// container: that of a Nomad client (deploy/nomad, stage_publish_base_dir), and that of a kubelet, which several
+// distributions have at a place of their own.
+var orchestratorDir = regexp.MustCompile(`/client/csi/(node|monolith)/[^/]+$|/kubelet$`)
 
 // mountOf is the mount that a path is on: the last one of the longest path above it.
 func mountOf(mounts []*mountinfo.Info, path string) (found *mountinfo.Info) {
