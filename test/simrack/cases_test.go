@@ -353,15 +353,15 @@ var cases = []oneRequest{
 	{id: "G6", method: "GET", path: "/anti-affinity-groups/g?project=proj",
 		want: wants{404, "ObjectNotFound", `not found: anti-affinity-group with name "g"`}},
 
-	{id: "X3", method: "GET", path: "/instances/{i}/external-ips", want: wants{status: 200},
+	{id: "Y3", method: "GET", path: "/instances/{i}/external-ips", want: wants{status: 200},
 		then: func(t *testing.T, _ scene, r reply) {
 			if r.Items == nil || len(r.Items) != 0 || r.NextPage != nil {
 				t.Errorf("got %s", r.raw)
 			}
 		}},
-	{id: "X4", method: "GET", path: "/network-interfaces",
+	{id: "Y4", method: "GET", path: "/network-interfaces",
 		want: wants{400, "", "unable to parse query string: missing field `instance`"}},
-	{id: "X5", token: "none", method: "GET", path: "/network-interfaces?instance={i}",
+	{id: "Y5", token: "none", method: "GET", path: "/network-interfaces?instance={i}",
 		want: wants{404, "ObjectNotFound", "…not found: instance with id"}},
 
 	{id: "R1", method: "GET", path: "/system/hardware/racks", want: wants{403, "Forbidden", "Forbidden"}},
