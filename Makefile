@@ -224,7 +224,7 @@ mutate-sample: deps ## plant five of these bugs, chosen by the commit's hash; as
 	go run ./test/mutate -sample 5 -seed "$$(git rev-parse HEAD)"
 
 .PHONY: chaos
-chaos: chaos-node chaos-controller chaos-restart chaos-buckets ## all tests that kill the plugin or the COSI driver: those below
+chaos: chaos-node chaos-controller chaos-restart chaos-nomad chaos-buckets ## all tests that kill the plugin or the COSI driver: those below
 
 .PHONY: chaos-node
 chaos-node: deps ## kill the node plugin at hundreds of its steps; as root
@@ -240,6 +240,11 @@ chaos-controller: deps ## many clients for DURATION (2m) with rack faults and ki
 .PHONY: chaos-restart
 chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and killed rack and controllers
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
+
+.PHONY: chaos-nomad
+chaos-nomad: DURATION = 1m
+chaos-nomad: deps ## what Nomad asks, for DURATION (1m): unpublishes early, late or never, rack faults, killed rack and controller
+	go run ./test/chaos -nomad -faults 0.04 -kills 6s -duration $(DURATION)
 
 .PHONY: chaos-buckets
 chaos-buckets: DURATION = 30s

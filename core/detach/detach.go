@@ -70,9 +70,8 @@ type Options struct {
 
 // Detacher keeps the deferred detaches of one rack and carries them out. It is safe for concurrent use.
 type Detacher struct {
-	rack   Rack
-	opts   Options
-	holder string
+	rack Rack
+	opts Options
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
 
@@ -86,6 +85,9 @@ type Detacher struct {
 	refused map[string]time.Time
 	// deleting has the IDs of records whose deletion was not answered: the rack may delete them at any moment.
 	deleting map[string]bool
+	// abandoned has the detaching records whose creation was not answered, by their holders, and when that was: the rack
+	// may have made the record, and nothing was done under it.
+	abandoned map[string]time.Time
 }
 
 // seenText is the text of a record, and when this process first saw it.
@@ -100,14 +102,14 @@ func New(r Rack, opts Options) *Detacher {
 		opts.Restarting = noRestart
 	}
 	return &Detacher{
-		rack:     r,
-		opts:     opts,
-		holder:   uuid.NewString(),
-		wake:     make(chan struct{}, 1),
-		over:     keylock.New(),
-		seen:     map[string]seenText{},
-		refused:  map[string]time.Time{},
-		deleting: map[string]bool{},
+		rack:      r,
+		opts:      opts,
+		wake:      make(chan struct{}, 1),
+		over:      keylock.New(),
+		seen:      map[string]seenText{},
+		refused:   map[string]time.Time{},
+		deleting:  map[string]bool{},
+		abandoned: map[string]time.Time{},
 	}
 }
 
@@ -337,12 +339,13 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
-	mine := detaching{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: d.holder}
+	mine := detaching{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: uuid.NewString()}
 	record, err := d.rack.CreateRecord(ctx, detachingPrefix+diskID, rack.RecordText(mine))
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return fmt.Errorf("disk %s: %w", diskID, ErrDetaching)
 	}
 	if err != nil {
+		d.abandon(mine.Holder)
 		return err
 	}
 	err = d.detachNow(ctx, diskID, instanceID)
@@ -424,6 +427,19 @@ func (d *Detacher) delete(ctx context.Context, recordID string) error {
 		d.deleting[recordID] = true
 	}
 	return err
+}
+
+func (d *Detacher) abandon(holder string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.abandoned[holder] = time.Now()
+}
+
+func (d *Detacher) isAbandoned(holder string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, abandoned := d.abandoned[holder]
+	return abandoned
 }
 
 // mayVanish reports whether the rack may still delete the record although this process does not ask for it now.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,39 @@ func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 		t.Errorf("another detach: %v", err)
 	}
 }
+
+// forgetful is a rack that makes the next record of a detaching process, and does not answer.
+type forgetful struct {
+	actor
+	forget *bool
+}
+
+func (f forgetful) CreateRecord(ctx context.Context, name, text string) (rack.Record, error) {
+	record, err := f.actor.CreateRecord(ctx, name, text)
+	if err == nil && *f.forget && strings.HasPrefix(name, "csi-detaching-") {
+		*f.forget = false
+		return rack.Record{}, rack.ErrUnavailable
+	}
+	return record, err
+}
+
+// A detaching record whose creation was not answered holds nobody up for long: its process has done nothing under it.
+func TestUnansweredDetachingRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, forget := &world{holder: instance, turn: func(string) {}}, true
+		d := detach.New(forgetful{actor{w, ""}, &forget},
+			detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+		must(t, d.Defer(t.Context(), disk, instance))
+		ctx, cancel := context.WithTimeout(t.Context(), grace+15*time.Second)
+		defer cancel()
+		d.Run(ctx)
+		if forget || w.holder != "" || slices.ContainsFunc(names(w), isDetaching) {
+			t.Errorf("the disk is on %q, with the records %v", w.holder, names(w))
+		}
+	})
+}
+
+func isDetaching(name string) bool { return strings.HasPrefix(name, "csi-detaching-") }
 
 // Without a grace period nothing is remembered of a volume that was published again.
 func TestWithoutGraceNothingIsRemembered(t *testing.T) {

@@ -4,7 +4,7 @@
 
 // Package detach detaches the disks of unpublished volumes later than the orchestrator asks for it. Nomad sends
 // ControllerUnpublishVolume while the filesystem may still be mounted, asks only once, and sends old requests again
-// after the volume was published anew. docs/how-to/nomad.md tells operators what happens when.
+// after the volume was published anew. docs/explanation/nomad.md tells operators what happens when.
 //
 // # Records
 //

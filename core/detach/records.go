@@ -63,7 +63,8 @@ type detaching struct {
 	Version int    `json:"v"`
 	Cluster string `json:"cluster"`
 	Disk    string `json:"disk"`
-	Holder  string `json:"by"`
+	// Holder is another one for each attempt to detach.
+	Holder string `json:"by"`
 
 	recordID string
 }

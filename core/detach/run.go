@@ -18,6 +18,8 @@ const (
 	// maxPause is the longest time between two looks at the records. They show the detaches that a process deferred which
 	// has ended since.
 	maxPause = 30 * time.Second
+	// failedPause is the time until the next look after an error.
+	failedPause = 5 * time.Second
 	// refusalBackoff is how long a detach is not tried again after the rack refused it because the instance runs.
 	refusalBackoff = 10 * time.Minute
 )
@@ -58,6 +60,11 @@ func (d *Detacher) Run(ctx context.Context) {
 // lookOnce carries out what is due, and returns the time until the next look. An error of one disk does not stop the
 // others.
 func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error) {
+	defer func() {
+		if err != nil {
+			next = min(next, failedPause)
+		}
+	}()
 	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return maxPause, err
@@ -86,7 +93,7 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	var failed error
 	for _, disk := range slices.Sorted(maps.Keys(set.detaching)) {
 		c := set.detaching[disk]
-		if d.sinceSeen(c.recordID, "") >= detachingLifetime {
+		if d.sinceSeen(c.recordID, "") >= detachingLifetime || d.isAbandoned(c.Holder) {
 			failed = errors.Join(failed, d.delete(ctx, c.recordID))
 		}
 	}
@@ -177,5 +184,6 @@ func (d *Detacher) forgetUnseen(set Set) {
 			delete(d.refused, id)
 		}
 	}
+	maps.DeleteFunc(d.abandoned, func(_ string, at time.Time) bool { return time.Since(at) > detachingLifetime })
 	maps.DeleteFunc(d.deleting, func(id string, _ bool) bool { return !there[id] })
 }

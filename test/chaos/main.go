@@ -38,6 +38,14 @@
 //   - No more instances are down than allowed.
 //   - No instance is down for longer than the lease and a minute.
 //   - No instance that the operator stopped is started.
+//
+// With -nomad (make chaos-nomad) one controller serves jobs as Nomad runs them. An unpublish comes once: before the
+// volume is unmounted or after that, again when the volume has been published anew, or never. The controller and the
+// rack are killed. The audit watches the rack all the time (nomad.go):
+//
+//   - A volume that is mounted stays attached.
+//   - After the last fault each volume moves to another node within three minutes.
+//   - At the end each volume can be deleted.
 package main
 
 import (
@@ -66,13 +74,15 @@ type options struct {
 	handOvers time.Duration
 	// restarts selects planned restarts (planned.go) instead of a rack with hot-plug.
 	restarts bool
-	race     bool
-	keep     bool
+	// nomad selects what Nomad does (nomad.go) instead of what Kubernetes' sidecars do.
+	nomad bool
+	race  bool
+	keep  bool
 }
 
 func main() {
-	if os.Getenv(planner) != "" {
-		if err := runPlanner(os.Args[1:]); err != nil {
+	if kind := os.Getenv(planner); kind != "" {
+		if err := runPlanner(kind, os.Args[1:]); err != nil {
 			fmt.Fprintf(os.Stderr, "planner: %v\n", err)
 			os.Exit(1)
 		}
@@ -96,14 +106,18 @@ func main() {
 		"mean `time` between two hand-overs of each kind of RPC to the other controller; 0 means none",
 	)
 	flag.BoolVar(&o.restarts, "restarts", false, "planned restarts on a rack that changes disks only of stopped instances")
+	flag.BoolVar(&o.nomad, "nomad", false, "what Nomad asks of a controller: unpublishes that come early, late or never")
 	flag.BoolVar(&o.race, "race", false, "build plugin and rack with the race detector")
 	flag.BoolVar(&o.keep, "keep", false, "keep the folder with the logs also after a run without violations")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	campaign := run
-	if o.restarts {
+	switch {
+	case o.restarts:
 		campaign = runPlanned
+	case o.nomad:
+		campaign = runNomad
 	}
 	fmt.Printf(
 		"chaos: seed %d, %d workers, %s, each kind of fault with probability %v, a kill every %s\n",

@@ -30,16 +30,18 @@ import (
 // maxDisks is how many disks an instance can have.
 const maxDisks = 12
 
-// plannedWorld is a rack without hot-plug and two controllers in attach mode restart. The orchestrator calls the
-// leading one, and both restart instances.
+// plannedWorld is a rack and controllers of one kind. In the campaign of planned restarts the rack has no hot-plug, and
+// there are two controllers in attach mode restart. The orchestrator calls the leading one, and both restart instances.
 type plannedWorld struct {
 	*world
+	// kind is what the controllers are: a value of [planner].
+	kind string
 	// control is a client of the rack's control endpoint. It has no faults, and works again after a restart of the
 	// rack.
 	control     *simtest.Sim
 	instances   []simtest.Instance
-	controllers [2]*simtest.Plugin
-	conns       [2]*grpc.ClientConn
+	controllers []*simtest.Plugin
+	conns       []*grpc.ClientConn
 	// leader is the index of the controller that the orchestrator calls. breaks counts kills of controllers and changes
 	// of the leader.
 	leader, breaks atomic.Int64
@@ -51,6 +53,17 @@ type plannedWorld struct {
 	mayStop map[string]time.Time
 }
 
+func newPlannedWorld(base *world, kind string, controllers int) *plannedWorld {
+	return &plannedWorld{
+		world:           base,
+		kind:            kind,
+		controllers:     make([]*simtest.Plugin, controllers),
+		conns:           make([]*grpc.ClientConn, controllers),
+		stoppedByOthers: map[string]time.Time{},
+		mayStop:         map[string]time.Time{},
+	}
+}
+
 // runPlanned runs the campaign of planned restarts.
 func runPlanned(ctx context.Context, o options) (err error) {
 	begun := time.Now()
@@ -58,7 +71,7 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	p := &plannedWorld{world: base, stoppedByOthers: map[string]time.Time{}, mayStop: map[string]time.Time{}}
+	p := newPlannedWorld(base, forRestarts, 2)
 	b := newResults()
 	defer func() { err = errors.Join(err, p.end(o.keep || err != nil)) }()
 	if err := p.begin(ctx, b); err != nil {
@@ -168,7 +181,7 @@ func (p *plannedWorld) startController(i int) error {
 		Sim:             p.sim,
 		Stderr:          log,
 		OwnProcessGroup: true,
-		Env:             []string{planner + "=1"},
+		Env:             []string{planner + "=" + p.kind, claimsDir + "=" + p.path(claimsName)},
 	})
 	return err
 }

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -102,23 +101,31 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		p.results.count("check of the whole rack")
 		p.checkDown(list, owned, ownedAfter, downNow)
 		p.checkDuration(list, found, downNow)
-		on := map[string]string{}
-		for _, instance := range list {
-			for _, disk := range instance.Disks {
-				on[disk.Name] = instance.ID
-			}
+		p.checkAttached(list, before, after, reported)
+	}
+}
+
+// checkAttached checks that the disk of each volume that is published before and after the list is attached there. It
+// reports each disk once.
+func (p *plannedWorld) checkAttached(
+	list []simtest.SimInstance, before, after map[string]publication, reported map[string]bool,
+) {
+	on := map[string]string{}
+	for _, instance := range list {
+		for _, disk := range instance.Disks {
+			on[disk.Name] = instance.ID
 		}
-		for disk, publication := range before {
-			if after[disk] == publication && on[disk] != publication.node && !reported[disk] {
-				reported[disk] = true
-				p.results.violation(
-					"volume %s is published on instance %s, and its disk is attached to %q: %s",
-					disk,
-					publication.node,
-					on[disk],
-					publication.actor.historyText(),
-				)
-			}
+	}
+	for disk, publication := range before {
+		if after[disk] == publication && on[disk] != publication.node && !reported[disk] {
+			reported[disk] = true
+			p.results.violation(
+				"volume %s is published on instance %s, and its disk is attached to %q: %s",
+				disk,
+				publication.node,
+				on[disk],
+				publication.actor.historyText(),
+			)
 		}
 	}
 }
@@ -246,24 +253,7 @@ func (p *plannedWorld) auditRecords(ctx context.Context, found records, list []s
 // deleteAll stops all instances as their owner does, and deletes all volumes. After that, no disk, no restart record
 // and nothing of an expansion may be left, and all instances must still be stopped.
 func (p *plannedWorld) deleteAll(ctx context.Context, actors []*actor) {
-	for _, instance := range p.instances {
-		p.setRunState(ctx, instance, "stopped")
-	}
-	for _, a := range actors {
-		if a.id == "" {
-			continue
-		}
-		for ctx.Err() == nil {
-			_, err := p.leadingController().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.id})
-			if err == nil {
-				_, err = p.leadingController().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: a.id})
-			}
-			if err == nil {
-				break
-			}
-			_ = pause(ctx, 100*time.Millisecond) // the loop condition checks the context
-		}
-	}
+	p.deleteVolumes(ctx, actors)
 	found, err := p.readRecords(ctx)
 	left, leftErr := p.control.Leftovers(ctx)
 	list, listErr := p.control.ListInstances(ctx)

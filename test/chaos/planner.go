@@ -24,10 +24,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 )
 
-// planner is an environment variable that makes this program a controller in attach mode restart. The controller has a
-// shorter lease and shorter waits than the plugin's program. With the plugin's lease of a minute, the work of a killed
-// controller would wait for most of a run.
+// planner is an environment variable that makes this program a controller: in attach mode restart ([forRestarts]), or
+// under Nomad ([forNomad]). The controller has a shorter lease and shorter waits than the plugin's program. With the
+// plugin's lease of a minute, the work of a killed controller would wait for most of a run.
 const planner = "CHAOS_PLANNER"
+
+// Values of [planner].
+const (
+	forRestarts = "restarts"
+	forNomad    = "nomad"
+)
+
+// claimsDir is an environment variable with the folder of [claims], for a controller under Nomad.
+const claimsDir = "CHAOS_CLAIMS"
 
 // Options of the planners.
 const (
@@ -35,9 +44,27 @@ const (
 	maxDown      = 2
 )
 
+// plannerOptions are the options of a controller in which the two kinds differ.
+func plannerOptions(kind string) controller.Options {
+	if kind == forNomad {
+		return controller.Options{DetachGrace: nomadGrace, Orchestrator: claims(os.Getenv(claimsDir))}
+	}
+	return controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
+		Policy:      restart.Allow,
+		Shutdown:    restart.Hard,
+		Window:      300 * time.Millisecond,
+		MaxDown:     maxDown,
+		CoolDown:    time.Second,
+		HaltTimeout: 10 * time.Second,
+		Poll:        100 * time.Millisecond,
+		Idle:        500 * time.Millisecond,
+		Lease:       plannedLease,
+	}}}
+}
+
 // runPlanner runs a controller until it gets a signal, and then ends like the plugin. It accepts the flags that
 // simtest.StartPlugin passes to a controller.
-func runPlanner(args []string) (err error) {
+func runPlanner(kind string, args []string) (err error) {
 	flags := flag.NewFlagSet("planner", flag.ContinueOnError)
 	endpoint, mode := flags.String("endpoint", "", ""), flags.String("mode", "", "")
 	host, project := flags.String("oxide-host", "", ""), flags.String("oxide-project", "", "")
@@ -65,20 +92,9 @@ func runPlanner(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	controller := controller.New(controller.Options{
-		Racks: []*rack.Client{client}, Cluster: *cluster, MaxDisks: maxDisks, Log: log,
-		Restarts: &controller.PlannedRestarts{Options: restart.Options{
-			Policy:      restart.Allow,
-			Shutdown:    restart.Hard,
-			Window:      300 * time.Millisecond,
-			MaxDown:     maxDown,
-			CoolDown:    time.Second,
-			HaltTimeout: 10 * time.Second,
-			Poll:        100 * time.Millisecond,
-			Idle:        500 * time.Millisecond,
-			Lease:       plannedLease,
-		}},
-	})
+	options := plannerOptions(kind)
+	options.Racks, options.Cluster, options.MaxDisks, options.Log = []*rack.Client{client}, *cluster, maxDisks, log
+	controller := controller.New(options)
 	server := core.NewServer(
 		core.ServerOptions{
 			Mode:       *mode,
@@ -94,6 +110,7 @@ func runPlanner(args []string) (err error) {
 	controller.StartSweeping(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { controller.PlanRestarts(ctx, client) })
+	running.Go(func() { controller.DetachLater(ctx, client) })
 	var served error
 	running.Go(func() { served = server.Serve(listener) })
 	<-signals

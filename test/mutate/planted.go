@@ -892,10 +892,26 @@ var planted = []bug{
 	{
 		name:     "detach: the detaching record of a process that has ended stays",
 		file:     "core/detach/run.go",
-		original: "\t\tif d.sinceSeen(c.recordID, \"\") >= detachingLifetime {",
-		planted:  "\t\tif false {",
+		original: "\t\tif d.sinceSeen(c.recordID, \"\") >= detachingLifetime || d.isAbandoned(c.Holder) {",
+		planted:  "\t\tif d.isAbandoned(c.Holder) {",
 		pkg:      "core/controller",
 		test:     "TestAbandonedDetachingRecordExpires",
+	},
+	{
+		name:     "detach: an unanswered detaching record holds the volume up for its lifetime",
+		file:     "core/detach/run.go",
+		original: " || d.isAbandoned(c.Holder) {",
+		planted:  " {",
+		pkg:      "core/detach",
+		test:     "TestUnansweredDetachingRecord",
+	},
+	{
+		name:     "detach: a look that failed is repeated only after the longest pause",
+		file:     "core/detach/run.go",
+		original: "\t\t\tnext = min(next, failedPause)\n",
+		planted:  "",
+		pkg:      "core/detach",
+		test:     "TestUnansweredDetachingRecord",
 	},
 	{
 		name:     "controller: a disk that was just detached counts as published",
