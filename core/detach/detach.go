@@ -85,8 +85,8 @@ type Detacher struct {
 	refused map[string]time.Time
 	// deleting has the IDs of records whose deletion was not answered: the rack may delete them at any moment.
 	deleting map[string]bool
-	// abandoned has the detaching records whose creation was not answered, by their holders, and when that was: the rack
-	// may have made the record, and nothing was done under it.
+	// abandoned has the detaching records under which nothing is done, by their holders, and since when: their creation
+	// was not answered, or they could not be deleted. The rack may have them.
 	abandoned map[string]time.Time
 }
 
@@ -354,7 +354,11 @@ func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error 
 	}
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
 	defer cancelAfter()
-	return errors.Join(err, d.delete(after, record.ID))
+	removed := d.delete(after, record.ID)
+	if removed != nil {
+		d.abandon(mine.Holder)
+	}
+	return errors.Join(err, removed)
 }
 
 // detachNow detaches a disk after this process has recorded that.
@@ -429,6 +433,7 @@ func (d *Detacher) delete(ctx context.Context, recordID string) error {
 	return err
 }
 
+// abandon makes [Detacher.Tidy] remove a detaching record as soon as it sees the record.
 func (d *Detacher) abandon(holder string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

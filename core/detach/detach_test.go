@@ -148,10 +148,19 @@ func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	}
 }
 
-// forgetful is a rack that makes the next record of a detaching process, and does not answer.
+// forgetful is a rack that makes the next record of a detaching process and does not answer, or that refuses to delete
+// it once.
 type forgetful struct {
 	actor
-	forget *bool
+	forget, keep *bool
+}
+
+func (f forgetful) DeleteRecord(ctx context.Context, id string) error {
+	if *f.keep {
+		*f.keep = false
+		return rack.ErrUnavailable
+	}
+	return f.actor.DeleteRecord(ctx, id)
 }
 
 func (f forgetful) CreateRecord(ctx context.Context, name, text string) (rack.Record, error) {
@@ -163,20 +172,25 @@ func (f forgetful) CreateRecord(ctx context.Context, name, text string) (rack.Re
 	return record, err
 }
 
-// A detaching record whose creation was not answered holds nobody up for long: its process has done nothing under it.
+// A detaching record whose creation was not answered, or that could not be deleted, holds nobody up for long: its
+// process does nothing under it.
 func TestUnansweredDetachingRecord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, forget := &world{holder: instance, turn: func(string) {}}, true
-		d := detach.New(forgetful{actor{w, ""}, &forget},
-			detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
-		must(t, d.Defer(t.Context(), disk, instance))
-		ctx, cancel := context.WithTimeout(t.Context(), grace+15*time.Second)
-		defer cancel()
-		d.Run(ctx)
-		if forget || w.holder != "" || slices.ContainsFunc(names(w), isDetaching) {
-			t.Errorf("the disk is on %q, with the records %v", w.holder, names(w))
-		}
-	})
+	for name, fault := range map[string]struct{ forget, keep bool }{"creation": {forget: true}, "deletion": {keep: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &world{holder: instance, turn: func(string) {}}
+				d := detach.New(forgetful{actor{w, ""}, &fault.forget, &fault.keep},
+					detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+				must(t, d.Defer(t.Context(), disk, instance))
+				ctx, cancel := context.WithTimeout(t.Context(), grace+15*time.Second)
+				defer cancel()
+				d.Run(ctx)
+				if fault.forget || fault.keep || w.holder != "" || slices.ContainsFunc(names(w), isDetaching) {
+					t.Errorf("the disk is on %q, with the records %v", w.holder, names(w))
+				}
+			})
+		})
+	}
 }
 
 func isDetaching(name string) bool { return strings.HasPrefix(name, "csi-detaching-") }
