@@ -47,16 +47,19 @@ type actor struct {
 	mu sync.Mutex
 	// node is where the volume is published, from the successful publish until the unpublish is sent. times counts
 	// publications.
-	node    string
-	times   int
+	node  string
+	times int
+	// mayGoAt is when the disk may be detached although the volume is still mounted, or zero.
+	mayGoAt time.Time
 	history object
 }
 
 // publication is one time that a volume is published.
 type publication struct {
-	actor *actor
-	node  string
-	times int
+	actor   *actor
+	node    string
+	times   int
+	mayGoAt time.Time
 }
 
 // publications returns the current publications by the disk's name.
@@ -65,7 +68,7 @@ func publications(actors []*actor) map[string]publication {
 	for _, a := range actors {
 		a.mu.Lock()
 		if a.node != "" {
-			all[a.disk] = publication{a, a.node, a.times}
+			all[a.disk] = publication{a, a.node, a.times, a.mayGoAt}
 		}
 		a.mu.Unlock()
 	}
@@ -93,6 +96,7 @@ func (a *actor) published(node string) {
 	defer a.mu.Unlock()
 	a.node = node
 	a.times++
+	a.mayGoAt = time.Time{}
 }
 
 // act makes random steps until end, and then publishes its volume once more.

@@ -267,6 +267,9 @@ func (j *job) stopInOrder(ctx context.Context) {
 func (j *job) stopUnmountedLater(ctx context.Context) {
 	j.results.count("stop, unmounted after the unpublish")
 	node := j.node
+	j.mu.Lock()
+	j.mayGoAt = time.Now().Add(nomadGrace) // the workload may unmount late if this machine is slow
+	j.mu.Unlock()
 	var unmounting sync.WaitGroup
 	unmounting.Go(func() {
 		_ = pause(ctx, rand.N(nomadGrace/2)) // a run that ends unmounts at once

@@ -116,8 +116,10 @@ func (p *plannedWorld) checkAttached(
 			on[disk.Name] = instance.ID
 		}
 	}
+	now := time.Now()
 	for disk, publication := range before {
-		if after[disk] == publication && on[disk] != publication.node && !reported[disk] {
+		mayGo := !publication.mayGoAt.IsZero() && now.After(publication.mayGoAt)
+		if after[disk] == publication && on[disk] != publication.node && !mayGo && !reported[disk] {
 			reported[disk] = true
 			p.results.violation(
 				"volume %s is published on instance %s, and its disk is attached to %q: %s",
