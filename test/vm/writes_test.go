@@ -31,17 +31,15 @@ type write struct {
 	flush bool
 }
 
-// readLog reads the log of QEMU's driver blklogwrites, which has the format of Linux' dm-log-writes. All numbers are
+// readLog maps the log into memory until the end of the test: it has hundreds of MiB, and several tests run at once.
+// It is the log of QEMU's driver blklogwrites, which has the format of Linux' dm-log-writes. All numbers are
 // little-endian, all units are sectors of 512 bytes. First comes a sector with a magic number. Then each entry has a
 // sector, followed by its data.
 func readLog(t *testing.T, file string) (log []write) {
 	t.Helper()
 	const sector, magic = 512, 0x6a736677736872
 	const flagFlush, flagFUA, flagDiscard = 1, 2, 4
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := mapped(t, file)
 	if len(content) < sector || binary.LittleEndian.Uint64(content) != magic {
 		t.Fatalf("%s is not a write log", file)
 	}
@@ -59,6 +57,33 @@ func readLog(t *testing.T, file string) (log []write) {
 		rest = rest[length:]
 	}
 	return log
+}
+
+// mapped maps a file into memory until the end of the test.
+func mapped(t *testing.T, path string) []byte {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() == 0 {
+		return nil
+	}
+	content, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Munmap(content); err != nil {
+			t.Error(err)
+		}
+	})
+	return content
 }
 
 // moment is a power cut: the writes that reached the disk before it.
@@ -150,6 +175,22 @@ func (d *disk) pages(t *testing.T, visit func(offset int64, data []byte)) {
 			visit(offset, data)
 		}
 	}
+}
+
+// onDisk reports whether the disk's file contains the text.
+func (d *disk) onDisk(t *testing.T, text string) (found bool) {
+	t.Helper()
+	var last []byte // the end of the page before
+	next := int64(0)
+	d.pages(t, func(offset int64, data []byte) {
+		if offset != next {
+			last = nil
+		}
+		window := append(last, data...)
+		found = found || bytes.Contains(window, []byte(text))
+		last, next = bytes.Clone(window[len(window)-len(text)+1:]), offset+page
+	})
+	return found
 }
 
 // describe returns a summary of the disk's content, with blkid's verdict.
