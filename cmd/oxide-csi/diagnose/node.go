@@ -304,8 +304,8 @@ func (e *examination) propagation(n Node) {
 	}
 }
 
-// orchestratorDir matches the folders in which orchestrators have volumes mounted, and that are mounted into the plugin's
-// container: that of a Nomad client (deploy/nomad, stage_publish_base_dir), and that of a kubelet, which several
+// orchestratorDir matches the folders that are mounted into the plugin's container, and in which orchestrators have
+// volumes mounted: that of a Nomad client (deploy/nomad, stage_publish_base_dir), and that of a kubelet, which several
 // distributions have at a place of their own.
 var orchestratorDir = regexp.MustCompile(`/client/csi/(node|monolith)/[^/]+$|/kubelet$`)
 

@@ -217,7 +217,7 @@ var Symptoms = []Symptom{
 		},
 		"instance {instance} of node {node} is not running",
 		actorOperator,
-		"if nobody stopped it on purpose, and oxide-csi volume list shows no restart of it, start it in the rack's console; its disks are still attached",
+		"unless somebody stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
 		"Somebody has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	},
 	{
