@@ -53,7 +53,7 @@ func main() {
 		args = append(args, "-exec=unshare --mount --propagation=private")
 	}
 	args = append(args, targets(os.Args[1:])...)
-	go watchForStandstill()
+	go watchMachine()
 	code, err := run(args)
 	if code != 0 {
 		time.Sleep(2 * tick) // the watch may be a tick behind
@@ -112,10 +112,11 @@ var stoodStill atomic.Bool
 
 const tick = time.Second
 
-// watchForStandstill prints each pause of the machine that a reader of a failure should know of.
-func watchForStandstill() {
+// watchMachine prints what a reader of a failure should know of the machine: each long pause, and a lack of memory.
+func watchMachine() {
 	const worthALine, tooLong = 5 * time.Second, 30 * time.Second
-	last := time.Now()
+	const littleMemory = 512 // MiB
+	last, short := time.Now(), false
 	for now := range time.Tick(tick) {
 		gap := now.Sub(last)
 		if gap > worthALine {
@@ -124,8 +125,27 @@ func watchForStandstill() {
 		if gap > tooLong {
 			stoodStill.Store(true)
 		}
+		left, known := availableMemory()
+		if !short && known && left < littleMemory {
+			fmt.Printf("The machine has only %d MiB of memory left.\n", left)
+			short = true
+		}
 		last = now
 	}
+}
+
+// availableMemory returns how many MiB of memory programs can still get.
+func availableMemory() (mebibytes int, known bool) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	_, rest, found := strings.Cut(string(text), "MemAvailable:")
+	var kib int
+	if _, err := fmt.Sscan(rest, &kib); !found || err != nil {
+		return 0, false
+	}
+	return kib >> 10, true
 }
 
 func (r *result) take(e event) {

@@ -4,7 +4,10 @@
 
 package main
 
-import "strings"
+import (
+	"strings"
+	"testing"
+)
 
 // A test that does not end has no "fail" of its own: only its package has one.
 func Example_timeout() {
@@ -52,4 +55,10 @@ func Example_failures() {
 	//         a_test.go:20: the journal:
 	// 0s
 	// 0 passed, 1 failed, 0 skipped
+}
+
+func TestAvailableMemory(t *testing.T) {
+	if left, known := availableMemory(); !known || left < 1 || left > 1<<24 {
+		t.Errorf("%d MiB, %t", left, known)
+	}
 }

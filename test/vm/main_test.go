@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -32,12 +34,28 @@ func run(m *testing.M) int {
 	code := 1
 	if err = build(dir); err == nil {
 		code = m.Run()
+		err = checkMemory()
 	}
 	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
+}
+
+// mostMemory is how many KiB this process may take, with the race detector. The machines run beside it, and other tests.
+const mostMemory = 3 << 20
+
+// checkMemory returns an error if this process has taken too much. Disks have 1 GiB each, and several tests run at once.
+func checkMemory() error {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return err
+	}
+	if usage.Maxrss > mostMemory {
+		return fmt.Errorf("the tests have taken %d KiB of memory: do not read whole disks", usage.Maxrss)
+	}
+	return nil
 }
 
 // build assembles the guest from guest.sh's output and the programs of this source tree. The kernel unpacks the two
