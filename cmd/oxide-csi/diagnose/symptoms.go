@@ -178,7 +178,7 @@ var Symptoms = []Symptom{
 		says("--attach-mode=plan forbids it"),
 		"volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing",
 		actorOperator,
-		"shut down instance {instance}, and with it all that runs there; start it when oxide-csi volume show {volume} says attached, not before",
+		"if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		"The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	},
 	{
@@ -226,7 +226,7 @@ var Symptoms = []Symptom{
 		says("attaches and detaches disks only while the instance is stopped"),
 		"this rack does not attach disks to a running instance, and node {node} runs",
 		actorOperator,
-		"shut down instance {instance}, and with it all that runs there; start it when oxide-csi volume show {volume} says attached, not before",
+		"if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
@@ -284,9 +284,12 @@ var Symptoms = []Symptom{
 		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class.",
 	},
 	{
-		"WrongPassphrase", "device", saysError(luks.ErrPassphrase),
-		"the passphrase that the node gets does not open the encrypted volume {volume}", actorUser,
-		"restore the Secret with which the volume was first used; delete nothing, the data are intact",
+		"WrongPassphrase",
+		"device",
+		saysError(luks.ErrPassphrase),
+		"the passphrase that the node gets does not open the encrypted volume {volume}",
+		actorUser,
+		"save a copy of the present Secret, which other volumes may need; then put the first passphrase of this volume back; delete nothing",
 		"The plugin never formats an encrypted disk again, so the data is still there.",
 	},
 	{
@@ -334,7 +337,7 @@ var Symptoms = []Symptom{
 		saysError(device.ErrNotBlank),
 		"the disk of volume {volume} may hold data, but no filesystem, so it was not formatted",
 		actorUser,
-		"ask the owner of the data; if nothing of it is needed, delete the volume and create a new one; else keep it, and use another",
+		"ask the owner of the data; if nothing of it is needed, delete the volume and create a new one; else keep it and its claim, and use another",
 		"The plugin formats only a disk that it has read and found empty.",
 	},
 	{
@@ -393,12 +396,12 @@ var nextElsewhere = map[string]map[string]string{
 			"client; then -enable",
 		"SerialCollision": "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on " +
 			"another client. Detach nothing that is mounted",
-		"AttachedElsewhere": "end the allocation there, if it may end; if the disk stays attached, and findmnt there shows no mount of it: " +
-			"oxide-csi volume detach {volume} --node={holder} --unmounted, in the controller's allocation",
+		"AttachedElsewhere": "nomad volume status has the allocation and its client: end it, if it may end. If the disk stays attached, or " +
+			"there is no such allocation: docs/how-to/troubleshooting-nomad.md#stuck",
 		"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
 			"on client {node}",
-		"NodeNotReady": "if its instance runs, start the Nomad client there again; if it is stopped, start it; if it is gone for good, " +
-			"Nomad moves the allocation by itself",
+		"NodeNotReady": "if its instance runs, start the Nomad client there again; if somebody stopped it by mistake, start it; if it is gone " +
+			"for good, Nomad moves the allocation by itself",
 		"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
 		"PassphraseMissing": "nomad volume register of its file, with secrets { passphrase = … }: the old passphrase if the volume was " +
 			"used before; else a new one, and keep a copy",
