@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,25 +152,10 @@ var stories = map[string]story{
 		},
 	},
 	"restart refused": {
-		reason: "RestartRefused",
-		rig: func(o *coretest.Options) {
-			noHotplug(o)
-			o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
-				Policy: restart.Allow, Shutdown: restart.Guest, Requester: refusing{}, MaxDown: 1, HaltTimeout: time.Minute,
-				CoolDown: 2 * time.Second, Poll: 10 * time.Millisecond, Idle: 10 * time.Millisecond,
-			}}
-		},
-		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
-			for end := time.Now().Add(time.Minute); time.Now().Before(end); {
-				err := r.Publish(t, trace.VolumeID, r.Node(t, "node-a"))
-				// The refusal itself, not the attempt after it, which mentions the refusal.
-				if message := status.Convert(err).Message(); strings.Contains(message, "pods would end; next attempt after") {
-					said(trace, err)
-					return
-				}
-			}
-			t.Error("the restart was not refused")
-		},
+		reason: "RestartRefused", rig: refusals(1000), arrange: publishUntil("pods would end; next attempt after"),
+	},
+	"restart refused, and requested again": {
+		reason: "RestartRefused", rig: refusals(1), arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
 	},
 	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 		r.Inject(t, "disk_view", simtest.FaultStatus, 503)
@@ -195,18 +181,58 @@ var stories = map[string]story{
 	"expansion waits": {reason: "ExpansionWaits", arrange: condition(metadata.ExpansionPending)},
 }
 
-// refusing is a node that refuses every restart.
-type refusing struct{}
+// refusals makes a rig without hot-plug whose nodes refuse so many restarts, and then do not reply.
+func refusals(n int64) func(*coretest.Options) {
+	return func(o *coretest.Options) {
+		noHotplug(o)
+		r := &refusing{}
+		r.left.Store(n)
+		o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
+			Policy: restart.Allow, Shutdown: restart.Guest, Requester: r, MaxDown: 1, HaltTimeout: time.Minute,
+			CoolDown: 2 * time.Second, Poll: 10 * time.Millisecond, Idle: 10 * time.Millisecond,
+		}}
+	}
+}
 
-func (refusing) Request(context.Context, string, string) error { return nil }
-func (refusing) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+// publishUntil publishes the volume again and again until the answer has the text.
+func publishUntil(text string) func(*testing.T, *coretest.Rig, *metadata.Trace) {
+	return func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+			err := r.Publish(t, trace.VolumeID, r.Node(t, "node-a"))
+			if strings.Contains(status.Convert(err).Message(), text) {
+				said(trace, err)
+				return
+			}
+		}
+		t.Errorf("no answer has %q", text)
+	}
+}
+
+// refusing is a node that refuses some restarts.
+type refusing struct {
+	left atomic.Int64
+	last atomic.Value // the ID of the last restart that it refused
+}
+
+func (r *refusing) Request(_ context.Context, _, id string) error {
+	if r.left.Add(-1) >= 0 {
+		r.last.Store(id)
+	}
+	return nil
+}
+
+func (r *refusing) Reply(_ context.Context, _, id string) (metadata.RestartReply, error) {
+	if r.last.Load() != id {
+		return metadata.RestartReply{}, nil
+	}
 	return metadata.RestartReply{State: metadata.RestartRefused, Reason: "pods would end"}, nil
 }
-func (r refusing) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+
+func (r *refusing) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
 	return r.Reply(ctx, instance, id)
 }
-func (refusing) Forget(context.Context, string, string) error          { return nil }
-func (refusing) Report(context.Context, string, metadata.Report) error { return nil }
+func (*refusing) Forget(context.Context, string, string) error          { return nil }
+func (*refusing) Report(context.Context, string, metadata.Report) error { return nil }
 
 func rackName(t *testing.T) string { return t.Name() + time.Now().String() }
 

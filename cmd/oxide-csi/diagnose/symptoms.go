@@ -166,7 +166,9 @@ var Symptoms = []Symptom{
 	},
 	{
 		"RestartRefused", "instance", func(f Facts) bool {
-			return f.saysAll(restart.ErrPlanned.Error(), "; next attempt after")
+			// The attempt after a refusal mentions it, and is most likely refused too.
+			return f.saysAll(restart.ErrPlanned.Error(), "; next attempt after") ||
+				f.saysAll(restart.ErrPlanned.Error(), "; last failure: ")
 		},
 		"the node refuses the restart that volume {volume} waits for", actorOperator,
 		"oxide-csi volume show {volume} has the node's reason; when the reason is gone, the restart is tried again",
