@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -214,7 +215,8 @@ func (c *cluster) used(t *testing.T, name string) *oxide.Disk {
 	c.apply(t, claim{name: name}.String()+pod{name: name, claim: name, on: c.a}.String())
 	c.running(t, name)
 	c.gone(t, "pod", name)
-	id := c.get(t, ".spec.csi.volumeHandle", "pv", c.get(t, ".spec.volumeName", "pvc", name))
+	pv := c.get(t, ".spec.volumeName", "pvc", name)
+	id := c.get(t, ".spec.csi.volumeHandle", "pv", pv)
 	var disk *oxide.Disk
 	eventually(t, "the disk is detached", func() bool {
 		var err error
@@ -222,6 +224,10 @@ func (c *cluster) used(t *testing.T, name string) *oxide.Disk {
 		must(t, err)
 		_, detached := disk.State.Value.(*oxide.DiskStateDetached)
 		return detached
+	})
+	// Until then the attacher may ask for the detach again, and take away a disk that was attached by hand.
+	eventually(t, "the VolumeAttachment is gone", func() bool {
+		return !strings.Contains(c.get(t, ".items[*].spec.source.persistentVolumeName", "volumeattachments"), pv)
 	})
 	return disk
 }
