@@ -43,10 +43,10 @@ func run(m *testing.M) int {
 	return code
 }
 
-// mostMemory is how many KiB this process may take, with the race detector. The machines run beside it, and other tests.
+// mostMemory is how many KiB this process may take, with the race detector. Machines and other tests run beside it.
 const mostMemory = 3 << 20
 
-// checkMemory returns an error if this process has taken too much. Disks have 1 GiB each, and several tests run at once.
+// checkMemory returns an error if this process has taken more. Disks have 1 GiB each, and several tests run at once.
 func checkMemory() error {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {

@@ -155,7 +155,8 @@ var stories = map[string]story{
 		reason: "RestartRefused", rig: refusals(1000), arrange: publishUntil("pods would end; next attempt after"),
 	},
 	"restart refused, and requested again": {
-		reason: "RestartRefused", rig: refusals(1), arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
+		reason: "RestartRefused", rig: refusals(1),
+		arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
 	},
 	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 		r.Inject(t, "disk_view", simtest.FaultStatus, 503)
