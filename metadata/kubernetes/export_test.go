@@ -7,8 +7,10 @@ package kubernetes
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"net"
 	"strings"
+	"time"
 )
 
 // Dialing returns options that connect by a function in place of the network.
@@ -32,3 +34,29 @@ func Rights() (all []string) {
 
 // SidecarVersions are the versions that doctor looks for, by the container.
 func SidecarVersions() map[string]string { return sidecarVersions }
+
+// slowNode is a Node that takes a time of slowness to decode, as on a machine without a free processor.
+type slowNode struct{ node }
+
+var slowness chan time.Duration
+
+func (s *slowNode) UnmarshalJSON(text []byte) error {
+	time.Sleep(<-slowness)
+	return json.Unmarshal(text, &s.node)
+}
+
+// WatchSlowly watches a Node until ctx ends. Decoding the Node takes these times, one after the other. The result
+// returns an annotation of the Node as the watch knows it.
+func WatchSlowly(ctx context.Context, o Options, times ...time.Duration) func(context.Context, string) (string, error) {
+	slowness = make(chan time.Duration, len(times))
+	for _, t := range times {
+		slowness <- t
+	}
+	close(slowness)
+	w := &watch[slowNode]{client: newClient(o), collection: nodes, resource: "nodes", kind: "Node"}
+	w.follow(ctx)
+	return func(ctx context.Context, name string) (string, error) {
+		s, _ := w.get(ctx)
+		return s.object.Annotations[name], s.err
+	}
+}

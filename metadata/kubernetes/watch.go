@@ -129,7 +129,9 @@ func (w *watch[T]) put(o T) {
 	w.state.object = o
 }
 
-// set changes the state and signals the followers. A watch that was stopped changes nothing.
+// set changes the state and signals the followers. A watch that was stopped changes nothing. ctx is that of the watch's
+// whole life, never that of one request: what an answer says counts also if the time of its request is over by now,
+// because the API server does not say it again.
 func (w *watch[T]) set(ctx context.Context, change func(*state[T])) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,14 +204,14 @@ func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 		}
 	}
 	seconds := int((shortestWatch + rand.N(shortestWatch)).Seconds())
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+watchGrace)
+	limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+watchGrace)
 	defer cancel()
 	r := w.request("watch", metadataOnly)
 	r.query.Set("watch", "true")
 	r.query.Set("allowWatchBookmarks", "true")
 	r.query.Set("resourceVersion", *version)
 	r.query.Set("timeoutSeconds", strconv.Itoa(seconds))
-	body, err := w.client.stream(ctx, r)
+	body, err := w.client.stream(limited, r)
 	if err != nil {
 		return err
 	}
@@ -220,7 +222,10 @@ func (w *watch[T]) listAndWatch(ctx context.Context, version *string) error {
 
 // clearError clears the error once the API server answers again.
 func (w *watch[T]) clearError(ctx context.Context) {
-	if s, _ := w.get(ctx); s.err != nil {
+	w.mu.Lock()
+	failed := w.state.err != nil
+	w.mu.Unlock()
+	if failed {
 		w.set(ctx, func(s *state[T]) { s.err = nil })
 	}
 }
@@ -240,11 +245,11 @@ func (w *watch[T]) request(verb, accept string) request {
 
 // list reads the object, and returns the resource version of the list.
 func (w *watch[T]) list(ctx context.Context) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	limited, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	var list list[T]
 	r := w.request("list", metadataList)
-	if _, err := w.client.do(ctx, r, &list); err != nil {
+	if _, err := w.client.do(limited, r, &list); err != nil {
 		return "", err
 	}
 	version = list.ResourceVersion

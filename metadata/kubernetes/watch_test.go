@@ -478,6 +478,30 @@ func TestIdentityIsAwaitedByAWatch(t *testing.T) {
 	})
 }
 
+// A machine without a free processor may have read an answer of the API server only after the time for it was over. What
+// the answer says counts all the same: the API server does not send it again.
+func TestWatchOnASlowMachine(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := newWatched(t)
+		w.change(allNodes, restarting("first"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		annotation := kubernetes.WatchSlowly(ctx, w.options, 11*time.Second, 11*time.Minute)
+		is := func(want string, within time.Duration) {
+			t.Helper()
+			time.Sleep(within)
+			limited, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if got, err := annotation(limited, "csi.oxide.computer/restart"); err != nil || got != want {
+				t.Errorf("got %q, %v, want %q", got, err, want)
+			}
+		}
+		is("first", time.Minute)
+		w.change(allNodes, restarting("second"))
+		is("second", 12*time.Minute)
+	})
+}
+
 // After any event of the watch, the provider's errors follow the contract.
 func TestFollowedProvider(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -898,6 +898,22 @@ var planted = []bug{
 		test:     "TestAbandonedDetachingRecordExpires",
 	},
 	{
+		name:     "kubernetes: a list whose time is over is forgotten",
+		file:     "metadata/kubernetes/watch.go",
+		original: "\tw.set(ctx, func(s *state[T]) {\n\t\t*s = state[T]{}\n",
+		planted:  "\tw.set(limited, func(s *state[T]) {\n\t\t*s = state[T]{}\n",
+		pkg:      "metadata/kubernetes",
+		test:     "TestWatchOnASlowMachine",
+	},
+	{
+		name:     "kubernetes: an event of a watch whose time is over is forgotten",
+		file:     "metadata/kubernetes/watch.go",
+		original: "\treturn w.read(ctx, r, body, version)\n",
+		planted:  "\treturn w.read(limited, r, body, version)\n",
+		pkg:      "metadata/kubernetes",
+		test:     "TestWatchOnASlowMachine",
+	},
+	{
 		name:     "detach: an unanswered detaching record holds the volume up for its lifetime",
 		file:     "core/detach/run.go",
 		original: " || d.isAbandoned(c.Holder) {",
