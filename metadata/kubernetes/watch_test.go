@@ -478,8 +478,8 @@ func TestIdentityIsAwaitedByAWatch(t *testing.T) {
 	})
 }
 
-// A machine without a free processor may have read an answer of the API server only after the time for it was over. What
-// the answer says counts all the same: the API server does not send it again.
+// On a machine without a free processor, an answer of the API server may have been read only after its time was over.
+// What the answer says counts all the same: the API server does not send it again.
 func TestWatchOnASlowMachine(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
