@@ -183,8 +183,9 @@ type Engine struct {
 type attachRequest struct {
 	volume, instance        string
 	requestedAt, repeatedAt time.Time
-	// disk is the ID of the disk that the volume had when this process was asked last, and before attachFailed.
-	disk string
+	// triedDisk is the disk that the volume had when this process was asked last, and before attachFailed. It is empty
+	// in a request that came with a restart. Everything else goes by the volume.
+	triedDisk string
 	// problem says what blocks this disk alone. It goes into the error of the RPC.
 	problem string
 	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
@@ -604,7 +605,7 @@ func (e *Engine) allRequests() []attachRequest {
 		all = append(all, *request)
 	}
 	slices.SortFunc(all, func(x, y attachRequest) int {
-		return cmp.Or(x.requestedAt.Compare(y.requestedAt), strings.Compare(x.disk, y.disk))
+		return cmp.Or(x.requestedAt.Compare(y.requestedAt), strings.Compare(x.volume, y.volume))
 	})
 	return all
 }

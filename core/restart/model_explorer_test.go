@@ -80,9 +80,11 @@ func (x *explorer) expand(b branch) (branches []branch) {
 	for n, taken := range b.steps {
 		at := branch{from: b.from, steps: b.steps[:n]}
 		opts := x.choices(m, at)
-		if n == len(b.steps)-1 {
-			from, step = x.seen[m.hash()], opts[taken]
+		var known bool
+		if from, known = x.seen[m.hash()]; !known || int(taken) >= len(opts) {
+			x.t.Fatalf("the same steps lead to another state: does the engine depend on the order in a map, or on the time?")
 		}
+		step = opts[taken]
 		x.take(m, opts[taken], at, taken)
 	}
 	for {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,5 +103,41 @@ func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A volume that has grown has another disk than the one that it is named after. It needs one slot, not two, also when
+// it is asked for again; and each volume of a restart that was taken over needs one.
+func TestRoomCountsEachVolumeOnce(t *testing.T) {
+	e := New(&slowRack{}, Options{Log: slog.New(slog.DiscardHandler)})
+	grown := rack.Disk{VolumeID: diskID(0), ID: diskID(9)}
+	boot := []rack.Disk{{VolumeID: "boot", ID: "boot"}}
+	for range 2 {
+		if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 1 {
+			t.Errorf("the instance will have %d disks besides the grown one; want 1", got)
+		}
+		e.addRequest(grown, "instance")
+	}
+	recorded := encodeDisks([]string{diskID(0), diskID(1), diskID(2)})
+	e.addHeld(restartRecord{ID: "restart", Instance: "instance", Disks: recorded}, restartRecord{})
+	if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 3 {
+		t.Errorf("the instance will have %d disks besides the grown one after a takeover; want 3", got)
+	}
+}
+
+// Which request comes first must not depend on the order in a map.
+func TestRequestsOfOneTimeAreInTheOrderOfTheirVolumes(t *testing.T) {
+	e := New(&slowRack{}, Options{Log: slog.New(slog.DiscardHandler)})
+	var volumes []string
+	for i := range 8 {
+		volumes = append(volumes, fmt.Sprintf("volume-%d", i))
+		e.requests[volumes[i]] = &attachRequest{volume: volumes[i]}
+	}
+	var got []string
+	for _, request := range e.allRequests() {
+		got = append(got, request.volume)
+	}
+	if !slices.Equal(got, volumes) {
+		t.Errorf("got %q", got)
 	}
 }

@@ -190,13 +190,13 @@ func (e *Engine) addRequest(disk rack.Disk, instance string) attachRequest {
 	defer e.mu.Unlock()
 	now := e.clock.Now()
 	request := e.requests[disk.VolumeID]
-	if request == nil || request.instance != instance || request.attachFailed && request.disk != disk.ID {
+	if request == nil || request.instance != instance || request.attachFailed && request.triedDisk != disk.ID {
 		request = &attachRequest{volume: disk.VolumeID, instance: instance, requestedAt: now}
 		e.requests[disk.VolumeID] = request
 		e.wakeUp()
 	}
 	if !request.attachFailed {
-		request.disk = disk.ID
+		request.triedDisk = disk.ID
 	}
 	request.repeatedAt, request.fromRestart = now, ""
 	return *request
@@ -233,7 +233,7 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 		}
 	}
 	for _, other := range e.requestsFor(instanceID) {
-		after[other.disk] = true
+		after[other.volume] = true
 	}
 	delete(after, disk.VolumeID)
 	return len(after)

@@ -954,6 +954,22 @@ var planted = []bug{
 		test:     "TestDiskThatAnotherInstanceGotFirst",
 	},
 	{
+		name:     "restart: room is counted by disks, not by volumes",
+		file:     "core/restart/publish.go",
+		original: "\t\tafter[other.volume] = true",
+		planted:  "\t\tafter[other.triedDisk] = true",
+		pkg:      "core/restart",
+		test:     "TestRoomCountsEachVolumeOnce",
+	},
+	{
+		name:     "restart: the order of the requests is that of a map",
+		file:     "core/restart/engine.go",
+		original: "strings.Compare(x.volume, y.volume)",
+		planted:  "strings.Compare(x.triedDisk, y.triedDisk)",
+		pkg:      "core/restart",
+		test:     "TestRequestsOfOneTimeAreInTheOrderOfTheirVolumes",
+	},
+	{
 		name:     "restart: a restart detaches a volume that may be in use",
 		file:     "core/restart/records.go",
 		original: "\treturn ok && !d.Untimed",
