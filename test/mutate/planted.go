@@ -2394,7 +2394,7 @@ var planted = []bug{
 	{
 		name:     "restart: a volume whose old disk could not be attached waits for ever with its new one",
 		file:     "core/restart/publish.go",
-		original: " || request.attachFailed && request.disk != disk.ID {",
+		original: " || request.attachFailed && request.triedDisk != disk.ID {",
 		planted:  " {",
 		pkg:      "core/restart",
 		test:     "TestModel/of/one_volume_and_a_power_cut$/an_expansion$",
