@@ -37,8 +37,10 @@ func TestStepsOfCI(t *testing.T) {
 		background := len(words) > 2 && (words[0] == "beside" || words[0] == "idle") && words[1] != `"$name"`
 		switch {
 		case len(words) < 3 || words[0] != "step" && !background:
-		case words[0] == "step" && words[1] == "make", background && words[2] == "make":
-			steps = append(steps, words[len(words)-1])
+		case words[0] == "step" && words[1] == "make":
+			steps = append(steps, words[2:]...)
+		case background && words[2] == "make":
+			steps = append(steps, words[3:]...)
 		case !slices.Contains(words, "test/programs/build.sh"): // it only builds programs for later steps
 			t.Errorf("the step %q of .ci/run is not a target of the Makefile", strings.TrimSpace(line))
 		}
