@@ -76,8 +76,8 @@ sign-release: ## sign the checksums of dist/ with KEY, a private key of cosign, 
 
 .PHONY: verify-release
 verify-release: deps ## build the release of the last commit twice, compare both byte for byte, and check what is in it
-	test/programs/build.sh helm
-	test/release/verify.sh
+	test/programs/build.sh helm cosign
+	PLATFORMS=$(PLATFORMS) test/release/verify.sh
 
 .PHONY: test-release
 test-release: ## check the release in dist/, and install from its files alone what needs no cluster
