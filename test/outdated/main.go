@@ -3,8 +3,9 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Command outdated compares the versions that this repository pins with the newest ones in the module proxy: the
-// modules of go.mod, the programs of test/programs, and what the Makefile and build.sh name themselves. It fails if one
-// is more than one minor version behind, unless reasons.txt says why. A reason that is not needed any more fails, too.
+// modules of go.mod, the programs of test/programs, and what the Makefile, the workflows and build.sh name themselves.
+// It fails if one is more than one minor version behind, unless reasons.txt says why. A reason that is not needed any
+// more fails, too.
 //
 // It compares versions of one path only: a new major version is another module. Versions without a tag are not
 // compared. It is run from the folder of the repository.
@@ -220,7 +221,7 @@ func newest(place string, modules []string) ([]pin, error) {
 }
 
 var (
-	goRun = regexp.MustCompile(`go run (github\.com/[^@\s]+)/cmd/\S+@(v\S+)`)
+	goRun = regexp.MustCompile(`go run ([^@\s]+)/cmd/\S+@(v\S+)`)
 	// A line of build.sh such as NOMAD=v1.2.3, or NOMAD_API=...
 	assigned = regexp.MustCompile(`(?m)^([A-Z]+)=(v[0-9]\S*)$`)
 )
@@ -233,13 +234,19 @@ var assignedModules = map[string]string{
 
 // namedVersions returns the versions that are in no go.mod.
 func namedVersions() ([]pin, error) {
-	var pins []pin
-	makefile, err := os.ReadFile("Makefile")
+	workflows, err := filepath.Glob(".github/workflows/*")
 	if err != nil {
 		return nil, err
 	}
-	for _, match := range goRun.FindAllStringSubmatch(string(makefile), -1) {
-		pins = append(pins, pin{place: "Makefile", path: match[1], version: match[2]})
+	var pins []pin
+	for _, file := range append([]string{"Makefile"}, workflows...) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, match := range goRun.FindAllStringSubmatch(string(text), -1) {
+			pins = append(pins, pin{place: file, path: match[1], version: match[2]})
+		}
 	}
 	const script = "test/programs/build.sh"
 	text, err := os.ReadFile(script)
@@ -253,8 +260,8 @@ func namedVersions() ([]pin, error) {
 		}
 		pins = append(pins, pin{place: script, path: path, version: match[2]})
 	}
-	if len(pins) < 3 {
-		return nil, fmt.Errorf("only %d versions found in Makefile and %s", len(pins), script)
+	if len(pins) < 4 {
+		return nil, fmt.Errorf("only %d versions found in Makefile, .github/workflows and %s", len(pins), script)
 	}
 	return pins, nil
 }

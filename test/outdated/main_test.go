@@ -7,6 +7,7 @@ package main
 import (
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -74,8 +75,11 @@ func TestPinsAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(named) != 3 || len(tools) != 2 || len(all) < 80 {
+	if len(named) != 4 || len(tools) != 2 || len(all) < 80 {
 		t.Errorf("found %v, %v and %d modules of go.mod", named, tools, len(all))
+	}
+	if !slices.ContainsFunc(named, func(p pin) bool { return p.path == "golang.org/x/vuln" }) {
+		t.Errorf("govulncheck of the workflow is not in %v", named)
 	}
 	text, err := os.ReadFile("test/outdated/reasons.txt")
 	if err != nil {
