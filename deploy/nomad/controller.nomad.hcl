@@ -2,8 +2,8 @@
 # controllers, so nothing would be in order between them (docs/explanation/two-controllers.md). Nomad runs it elsewhere
 # when its client is lost.
 #
-# The rack's token is a Nomad variable at nomad/jobs/<name of this job>. This job can read it, and so can whoever submits
-# jobs in its namespace. docs/how-to/nomad.md says how to put it there.
+# The rack's token is a Nomad variable at nomad/jobs/<name of this job>. This job can read it, and so can all who may
+# submit jobs in its namespace. docs/how-to/nomad.md says how to put it there.
 
 variable "oxide_host" {
   type        = string
@@ -82,7 +82,7 @@ variable "http_address" {
 variable "namespace" {
   type        = string
   default     = "oxide-csi"
-  description = "a namespace for the plugin's jobs alone: whoever may submit jobs in it can read the rack's token"
+  description = "a namespace for the plugin's jobs alone: all who may submit jobs in it can read the rack's token"
 }
 
 job "oxide-csi-controller" {

@@ -52,6 +52,18 @@ variable "max_disks" {
   description = "attach limit of an instance, including the boot disk; the same for controller and nodes: 12 on racks of release 18 and later"
 }
 
+variable "memory" {
+  type        = number
+  default     = 256
+  description = "memory in MiB that each client reserves; with raw_exec, and without memory_max, also the limit for the plugin and for mkfs and fsck"
+}
+
+variable "memory_max" {
+  type        = number
+  default     = null
+  description = "with raw_exec: the limit in MiB, or -1 for none; Nomad ignores it, with a warning, unless its scheduler allows memory oversubscription"
+}
+
 variable "attach_mode" {
   type        = string
   default     = "hot"
@@ -67,7 +79,7 @@ variable "http_address" {
 variable "namespace" {
   type        = string
   default     = "oxide-csi"
-  description = "a namespace for the plugin's jobs alone: whoever may submit jobs in it can read the rack's token"
+  description = "a namespace for the plugin's jobs alone: all who may submit jobs in it can read the rack's token"
 }
 
 job "oxide-csi-node" {
@@ -164,6 +176,9 @@ job "oxide-csi-node" {
           pid_mode        = "host"
           privileged      = true
           readonly_rootfs = true
+          # In effect no limit (1 TiB): a check of a large filesystem must not be killed. So docker does not limit the
+          # container to the memory that the task reserves.
+          memory_hard_limit = 1048576
 
           # A planned restart powers the guest off through D-Bus.
           volumes = concat(
@@ -200,8 +215,9 @@ job "oxide-csi-node" {
       }
 
       resources {
-        cpu    = 100
-        memory = 256
+        cpu        = 100
+        memory     = var.memory
+        memory_max = var.memory_max
       }
     }
   }

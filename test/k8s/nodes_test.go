@@ -389,7 +389,8 @@ func (c *cluster) removed(t *testing.T) {
 }
 
 // wrongSecret installs the manifests with a token that the rack does not accept, and then with a project that does not
-// exist. Events of the controller's pods say so in the plugin's own words. At last it corrects the Secret.
+// exist. Events of the controller's pods say so in the plugin's own words, and so do those of a claim that is made
+// meanwhile. At last it corrects the Secret, and the claim gets its volume.
 func (c *cluster) wrongSecret(t *testing.T) {
 	c.applyManifests(t, "overlay", "oxide-token-wrong")
 	says := func(text string) {
@@ -403,6 +404,17 @@ func (c *cluster) wrongSecret(t *testing.T) {
 		c.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/oxide-csi-controller")
 	}
 	says("give a token of this silo")
+	c.apply(t, claim{name: "no-token"}.String()+pod{name: "no-token", claim: "no-token"}.String())
+	eventually(t, "the claim says that the token is wrong", func() bool {
+		events := c.get(t, ".items[*].message", "events",
+			"--field-selector=involvedObject.name=no-token,reason=ProvisioningFailed")
+		return strings.Contains(events, rack.ErrUnauthenticated.Error())
+	})
+	// The scheduler hides nothing, because the free capacity of one rack is not published.
+	events := c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=no-token")
+	if strings.Contains(events, "did not have enough free storage") {
+		t.Errorf("with a wrong token the pod says that there is no storage: %s", events)
+	}
 	c.setSecret(t, "token", c.sim.Token)
 	c.setSecret(t, "project", "no-such-project")
 	restart()
@@ -410,6 +422,8 @@ func (c *cluster) wrongSecret(t *testing.T) {
 	c.setSecret(t, "project", c.sim.Project)
 	restart()
 	c.rolledOut(t)
+	c.running(t, "no-token")
+	c.gone(t, "pod/no-token", "pvc/no-token")
 }
 
 // setSecret changes a key of the plugin's Secret.

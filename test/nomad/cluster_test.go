@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -396,6 +397,36 @@ func (m *machine) agent() int { return find(m.pid(), " agent -config=") }
 // plugin returns the process ID of the plugin, or 0 if none runs.
 func (m *machine) plugin(mode string) int {
 	return find(m.pid(), "\x00OXIDE_CSI_MODE="+mode+"\x00")
+}
+
+// memoryLimit returns the limit of the control group of a plugin in bytes. Without a limit it is at least 2^60.
+func (m *machine) memoryLimit(mode string) (bytes uint64) {
+	m.t.Helper()
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", m.plugin(mode)))
+	must(m.t, err)
+	for line := range strings.Lines(string(groups)) {
+		_, group, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, path, _ := strings.Cut(group, ":")
+		file := filepath.Join("/sys/fs/cgroup", path, "memory.max") // version 2
+		if slices.Contains(strings.Split(controllers, ","), "memory") {
+			file = filepath.Join("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
+		} else if controllers != "" {
+			continue // another controller of version 1
+		}
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // version 2 without the memory controller, which is one of version 1
+		}
+		must(m.t, err)
+		if limit := strings.TrimSpace(string(text)); limit != "max" {
+			bytes, err = strconv.ParseUint(limit, 10, 64)
+			must(m.t, err)
+			return bytes
+		}
+		return math.MaxUint64
+	}
+	m.t.Fatalf("the plugin is in no control group with memory: %s", groups)
+	return 0
 }
 
 // signal sends a signal to a process of the machine. Process ID 0 would be the test itself.

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/nomad/api"
 )
 
 const (
@@ -127,6 +129,48 @@ func (c *cluster) releasedWithoutUnpublish(t *testing.T, operator cli, client st
 	return time.Now()
 }
 
+// waitsInSilence checks that Nomad does not show why an allocation waits for its volume, as
+// docs/how-to/troubleshooting-nomad.md says: the allocation is pending, its only event is that the client received it,
+// and no status has the plugin's reason.
+func (c *cluster) waitsInSilence(t *testing.T, client, reason string) {
+	t.Helper()
+	var waits *api.Allocation
+	c.server.eventually("the example waits on "+client, func() bool {
+		allocs, _, err := c.admin.Jobs().Allocations("example", false, nil)
+		if err != nil {
+			return false
+		}
+		i := slices.IndexFunc(allocs, func(a *api.AllocationListStub) bool {
+			return a.NodeName == client && a.DesiredStatus == api.AllocDesiredStatusRun &&
+				a.ClientStatus == api.AllocClientStatusPending
+		})
+		if i < 0 {
+			return false
+		}
+		waits, _, err = c.admin.Allocations().Info(allocs[i].ID, nil)
+		return err == nil
+	})
+	for task, state := range waits.TaskStates {
+		for _, event := range state.Events {
+			if event.Type != api.TaskReceived {
+				t.Errorf("task %s waits with the event %s: %s", task, event.Type, event.DisplayMessage)
+			}
+		}
+	}
+	root := c.as(c.management)
+	for _, args := range [][]string{
+		{"alloc", "status", "-verbose", waits.ID},
+		{"job", "status", "-verbose", "example"},
+		{"volume", "status", "-verbose", "data"},
+		{"plugin", "status", "-verbose", "oxide"},
+	} {
+		if said := root.run(t, args...); strings.Contains(said, reason) {
+			t.Errorf("nomad %s says why the allocation waits:\n%s", strings.Join(args, " "), said)
+		}
+	}
+	c.healthy(1, 2)
+}
+
 // stuck follows docs/how-to/troubleshooting-nomad.md for a volume that was released without an unpublish, with a
 // controller that may not read the claims.
 func (c *cluster) stuck(t *testing.T, operator cli) {
@@ -141,6 +185,7 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 		return err == nil && strings.Contains(log, "is attached to instance") && strings.Contains(log, instance) &&
 			strings.Contains(log, "cannot find out whether the volume is used")
 	})
+	c.waitsInSilence(t, "node-a", "attached to instance")
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
 	// The documented command has the documented path of the program.

@@ -15,7 +15,7 @@
 // client. It really goes down when its node plugin powers it off, and comes up with other disks. It lacks only its own
 // kernel and network.
 //
-// TestDrivers and TestRefused need no cluster and no root, only Nomad's command.
+// TestDrivers, TestMemory and TestRefused need no cluster and no root, only Nomad's command.
 //
 // The tests have the build tag "nomad", because building Nomad takes minutes: make e2e-nomad.
 package nomad

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -61,8 +62,12 @@ func (c *cluster) containers(t *testing.T) {
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
+	m := c.clients["node-a"]
+	limit := strings.TrimSpace(m.docker(t, "inspect", "--format={{.HostConfig.Memory}}", m.container(t, "oxide-csi-node")))
+	if limit != strconv.Itoa(1<<40) {
+		t.Errorf("the node's container may use %s bytes of memory, want 1 TiB, which is no limit", limit)
+	}
 	c.part("container killed", func(t *testing.T) {
-		m := c.clients["node-a"]
 		c.startedAgain(m, "node", func() { m.docker(t, "kill", m.container(t, "oxide-csi-node")) })
 		c.healthy(1, 2)
 		c.running(first)

@@ -23,7 +23,7 @@ func TestDrivers(t *testing.T) {
 	node := func(volumes ...any) config {
 		return config{
 			"image": "plugin:1", "network_mode": "host", "pid_mode": "host", "privileged": true, "readonly_rootfs": true,
-			"volumes": volumes,
+			"memory_hard_limit": 1048576.0, "volumes": volumes,
 		}
 	}
 	controller := config{
@@ -60,6 +60,33 @@ func TestDrivers(t *testing.T) {
 				t.Errorf("config (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestMemory checks how much memory the jobs with a node plugin reserve, and their limit. It needs no Nomad agent.
+func TestMemory(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		variables []string
+		memory    int
+		limit     *int
+	}{
+		{"default", nil, 256, nil},
+		{"more", []string{"NOMAD_VAR_memory=1024"}, 1024, nil},
+		{"no limit", []string{"NOMAD_VAR_memory_max=-1"}, 256, new(-1)},
+	} {
+		for _, file := range []string{"node", "monolith"} {
+			t.Run(file+" "+test.name, func(t *testing.T) {
+				output := submitter(t, append(test.variables, "NOMAD_VAR_cluster_id=test")...).
+					run(t, "job", "run", "-output", file+".nomad.hcl")
+				var made struct{ Job api.Job }
+				must(t, json.Unmarshal([]byte(output), &made))
+				has := made.Job.TaskGroups[0].Tasks[0].Resources
+				if diff := cmp.Diff([]*int{&test.memory, test.limit}, []*int{has.MemoryMB, has.MemoryMaxMB}); diff != "" {
+					t.Errorf("memory and its limit (-want +got):\n%s", diff)
+				}
+			})
+		}
 	}
 }
 

@@ -111,6 +111,9 @@ func (c *cluster) install(t *testing.T) {
 	if !strings.Contains(status, "csi.oxide.computer") {
 		t.Errorf("the plugin's status is %s", status)
 	}
+	if bytes := c.clients["node-a"].memoryLimit("node"); bytes != 256<<20 {
+		t.Errorf("the node plugin's limit is %d bytes of memory, want the memory that the job reserves", bytes)
+	}
 	// Whoever submits a job of that name in that namespace reads the token.
 	operator := c.operator(t)
 	for _, args := range [][]string{
@@ -550,6 +553,13 @@ func (c *cluster) rotate(t *testing.T) {
 		!strings.Contains(stderr, "not authenticated") {
 		t.Errorf("with a revoked token: %v: %s", err, stderr)
 	}
+	// A controller that starts with a wrong token is healthy for Nomad. Its check "ready" says what is wrong.
+	c.killPlugin(c.controller(t).NodeName, "controller")
+	eventually(t, "the check of the controller says that the token is wrong", func() bool {
+		said, _, err := c.installer().try("alloc", "checks", c.controller(t).ID)
+		return err == nil && strings.Contains(said, "give a token of this silo")
+	})
+	c.healthy(1, 2)
 	c.putToken(t, "oxide-csi-controller", token)
 	c.sim.Token = token
 	eventually(t, "the controllers use the new token", func() bool {
@@ -792,18 +802,25 @@ func (c *cluster) monolith(t *testing.T) {
 	)
 	c.allowController(t, "oxide-csi")
 	c.putToken(t, "oxide-csi", c.sim.Token)
+	// Where the scheduler allows memory oversubscription, the job needs no limit.
+	root.run(t, "operator", "scheduler", "set-config", "-memory-oversubscription=true")
+	root.variables = append(root.variables, "NOMAD_VAR_memory_max=-1")
 	root.run(t, "job", "run", "monolith.nomad.hcl")
 	c.healthy(1, 1)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	allocs, err := c.pluginAllocs("oxide-csi")
 	must(t, err)
+	if bytes := c.clients[allocs[0].NodeName].memoryLimit("all"); bytes < 1<<60 {
+		t.Errorf("the plugin's limit is %d bytes of memory, want none", bytes)
+	}
 	alloc := c.example(t, operator, "data", allocs[0].NodeName)
 	c.lines(t, operator, alloc, alloc)
 	c.stop(t, operator, "data")
 	operator.run(t, "volume", "delete", "data")
 	c.nothingLeft(t)
 	root.run(t, "job", "stop", "-purge", "oxide-csi")
+	root.run(t, "operator", "scheduler", "set-config", "-memory-oversubscription=false")
 }
 
 // uninstall removes the plugin as docs/how-to/uninstall.md does. No volume is left.

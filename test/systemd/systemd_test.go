@@ -437,30 +437,57 @@ func (m *machine) mounted(v *volume, want bool) {
 	}
 }
 
-// killed checks that a killed plugin is started again, and that its mounts survive.
+// mountedAs checks the type and an option of a mount in the machine's mount table.
+func (m *machine) mountedAs(path, filesystem, option string) {
+	m.t.Helper()
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", m.init))
+	must(m.t, err)
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		if fields[4] != path {
+			continue
+		}
+		if !strings.Contains(line, " - "+filesystem+" ") || !slices.Contains(strings.Split(fields[5], ","), option) {
+			m.t.Errorf("%s is not mounted as %s with %s: %s", path, filesystem, option, line)
+		}
+		return
+	}
+	m.t.Errorf("%s is not mounted", path)
+}
+
+// killed checks that a plugin that was killed, or has lost its socket, is started again, and that its mounts survive.
 func (m *machine) killed() {
 	v := m.mount("ext4")
 	for _, service := range []string{"controller", "node"} {
-		before := m.property("oxide-csi-"+service, "MainPID")
-		m.run("systemctl", "kill", "--signal=KILL", "oxide-csi-"+service)
-		m.eventually(service+" is back", func() bool {
-			now := m.property("oxide-csi-"+service, "MainPID")
-			return now != "0" && now != before
-		})
-		m.dial(service)
+		m.startedAgain(service, func() { m.run("systemctl", "kill", "--signal=KILL", "oxide-csi-"+service) })
+		m.startedAgain(service, func() { must(m.t, os.Remove(m.in("/run/oxide-csi/"+service+"/csi.sock"))) })
 	}
 	m.mounted(v, true)
 	m.unmount(v)
 }
 
-// unit checks that a volume's unit mounts it, keeps it mounted while the plugins restart, and unmounts it when
-// stopped.
+// startedAgain calls do, and waits until another process of the plugin answers on its socket.
+func (m *machine) startedAgain(service string, do func()) {
+	m.t.Helper()
+	before := m.property("oxide-csi-"+service, "MainPID")
+	do()
+	m.eventually(service+" is back", func() bool {
+		now := m.property("oxide-csi-"+service, "MainPID")
+		return now != "0" && now != before
+	})
+	m.dial(service)
+}
+
+// unit checks that a volume's unit mounts it with the flags of its file, keeps it mounted while the plugins restart,
+// and unmounts it when stopped.
 func (m *machine) unit() {
 	id := strings.TrimSpace(m.run("oxide-csi", "volume", "create", "data", "--size=1GiB"))
-	m.write("/etc/oxide-csi/volumes/data.env", "TARGET=/srv/by-hand\n", 0o640)
+	m.write("/etc/oxide-csi/volumes/data.env",
+		"TARGET=/srv/by-hand\nMOUNT_FLAGS=--fs-type=xfs --option=noatime\n", 0o640)
 	m.run("systemctl", "enable", "--now", "oxide-volume@data")
 	v := &volume{staging: "/srv/by-hand", target: "/srv/by-hand"}
 	m.mounted(v, true)
+	m.mountedAs(v.target, "xfs", "noatime")
 	m.write(v.target+"/file", "by hand", 0o600)
 	m.run("systemctl", "restart", "oxide-csi-controller", "oxide-csi-node")
 	m.mounted(v, true)
@@ -470,6 +497,7 @@ func (m *machine) unit() {
 	if text, err := os.ReadFile(m.in(v.target + "/file")); err != nil || string(text) != "by hand" {
 		m.t.Errorf("after a restart of the unit the file holds %q: %v", text, err)
 	}
+	m.mountedAs(v.target, "xfs", "noatime")
 	m.run("systemctl", "disable", "--now", "oxide-volume@data")
 	m.mounted(v, false)
 	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
