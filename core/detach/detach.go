@@ -392,7 +392,9 @@ func (d *Detacher) detachNow(ctx context.Context, diskID, instanceID string) err
 			return err
 		}
 		// The rack has accepted the detach. Until it is seen to be done, no publish may rely on the disk.
-		if disk, err = d.rack.WaitForDisk(ctx, disk, detachTime); err != nil {
+		// A volume without a disk is attached nowhere, also then.
+		disk, err = d.rack.WaitForDisk(ctx, disk, detachTime)
+		if err != nil && !errors.Is(err, rack.ErrReplaced) {
 			return fmt.Errorf("%w: %w", errUnanswered, err)
 		}
 		if disk.InstanceID == instanceID {

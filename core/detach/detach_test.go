@@ -148,6 +148,27 @@ func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	}
 }
 
+// replaced is a rack that accepts a detach, on which the volume has no disk any more when the detach is done: another
+// process goes on with its expansion.
+type replaced struct{ actor }
+
+func (replaced) WaitForDisk(context.Context, rack.Disk, time.Duration) (rack.Disk, error) {
+	return rack.Disk{}, rack.ErrReplaced
+}
+
+// A volume without a disk is attached nowhere. So its detach is done, and the volume can be published again at once.
+func TestDetachOfADiskThatIsReplaced(t *testing.T) {
+	w := &world{holder: instance, turn: func(string) {}}
+	d := detach.New(replaced{actor{w, ""}},
+		detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+	must(t, d.Defer(t.Context(), disk, instance))
+	must(t, d.Detach(t.Context(), disk, instance))
+	must(t, d.TakeBack(t.Context(), disk))
+	if set, err := d.List(t.Context()); err != nil || set.Detaching(disk) {
+		t.Errorf("%v; records %v", err, names(w))
+	}
+}
+
 // forgetful is a rack that makes the next record of a detaching process and does not answer, or that refuses to delete
 // it once.
 type forgetful struct {

@@ -152,7 +152,7 @@ type Engine struct {
 	refusesHot atomic.Bool
 
 	mu sync.Mutex
-	// requests are the attach requests, by disk.
+	// requests are the attach requests, by volume.
 	requests map[string]*attachRequest
 	// locked are the disks that a call is working on. The channel is closed at the end of the call.
 	locked map[string]chan struct{}
@@ -183,9 +183,6 @@ type Engine struct {
 type attachRequest struct {
 	volume, instance        string
 	requestedAt, repeatedAt time.Time
-	// triedDisk is the disk that the volume had when this process was asked last, and before attachFailed. It is empty
-	// in a request that came with a restart. Everything else goes by the volume.
-	triedDisk string
 	// problem says what blocks this disk alone. It goes into the error of the RPC.
 	problem string
 	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
@@ -197,6 +194,8 @@ type attachRequest struct {
 	// attachFailed says that the rack did not attach the disk although the instance was stopped. No instance is
 	// restarted for that disk again. The next restart that happens anyway tries it again.
 	attachFailed bool
+	// failedDisk is that disk, or "" if the volume had no disk then. Everything else goes by the volume.
+	failedDisk string
 }
 
 // seenRecord is the text of another process's record, and since when it is unchanged.
@@ -650,12 +649,12 @@ func (e *Engine) watchEnd(r restartRecord) {
 	e.watched[r.ID] = true
 }
 
-// recordAttachFailure notes that a restart could not attach the disk.
-func (e *Engine) recordAttachFailure(disk, problem string) {
+// recordAttachFailure notes that a restart could not attach this disk of the volume.
+func (e *Engine) recordAttachFailure(volume, disk, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if request := e.requests[disk]; request != nil {
-		request.problem, request.attachFailed = problem, true
+	if request := e.requests[volume]; request != nil {
+		request.problem, request.attachFailed, request.failedDisk = problem, true, disk
 	}
 }
 

@@ -213,7 +213,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 	}
 	for _, d := range sortedKeys(e.requests) {
 		r := e.requests[d]
-		write(h, "request", d, r.triedDisk, r.instance, r.fromRestart, boolText(r.attachFailed))
+		write(h, "request", d, r.failedDisk, r.instance, r.fromRestart, boolText(r.attachFailed))
 	}
 	for _, d := range sortedKeys(e.locked) {
 		write(h, "locked", d)

@@ -311,11 +311,12 @@ func (e *Engine) diskLookup(
 		if disk := found[id]; disk.VolumeID != "" {
 			return disk, nil
 		}
-		return e.rack.Disk(ctx, id) // a disk that is just being replaced is in no list
+		// Only the look-up of this disk tells why it was not found: it may be deleted, or just being replaced.
+		return e.rack.Disk(ctx, id)
 	}, nil
 }
 
-// readDisks fills in the disks, by their IDs. Disks that do not exist stay empty.
+// readDisks fills in the disks, by the IDs of their volumes. A disk that it does not find stays empty.
 func (e *Engine) readDisks(ctx context.Context, disks map[string]rack.Disk) error {
 	if len(disks) > maxConcurrentLookups {
 		return e.listDisks(ctx, disks)
@@ -332,20 +333,23 @@ func (e *Engine) readDisks(ctx context.Context, disks map[string]rack.Disk) erro
 	return e.lookUpDisks(ctx, disks)
 }
 
-// listDisks is readDisks by a list of all disks.
+// listDisks is readDisks by a list of all disks. A volume that has grown can have two disks there: the rack may have
+// failed to delete the one before.
 func (e *Engine) listDisks(ctx context.Context, disks map[string]rack.Disk) error {
 	for item, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
 		if err != nil {
 			return err
 		}
-		if _, wanted := disks[item.ID]; wanted {
-			disks[item.ID] = item.Value
+		disk := item.Value
+		if _, wanted := disks[disk.VolumeID]; wanted && !disk.HalfDeleted() {
+			disks[disk.VolumeID] = disk
 		}
 	}
 	return nil
 }
 
-// lookUpDisks is readDisks by one request for each disk.
+// lookUpDisks is readDisks by one request for each disk. It fails if the time is over. A single disk that cannot be
+// looked up stays empty, and [Engine.diskLookup] tells its error to the caller that needs this disk.
 func (e *Engine) lookUpDisks(ctx context.Context, disks map[string]rack.Disk) error {
 	var mu sync.Mutex
 	lookUps, ctx := errgroup.WithContext(ctx)
@@ -359,7 +363,7 @@ func (e *Engine) lookUpDisks(ctx context.Context, disks map[string]rack.Disk) er
 				}
 			}()
 			disk, err := e.rack.Disk(ctx, id)
-			if errors.Is(err, rack.ErrNotFound) {
+			if err != nil && ctx.Err() == nil {
 				return nil
 			}
 			mu.Lock()

@@ -61,18 +61,19 @@ func TestUnrepeatedAttachRequestExpires(t *testing.T) {
 type failingRack struct {
 	slowRack
 	failing string
+	failure error
 }
 
 func (r *failingRack) Disk(ctx context.Context, id string) (rack.Disk, error) {
 	if id == r.failing {
-		return rack.Disk{}, rack.ErrInternal
+		return rack.Disk{}, r.failure
 	}
 	return r.slowRack.Disk(ctx, id)
 }
 
 func (r *failingRack) Instance(ctx context.Context, id string) (rack.Instance, error) {
 	if id == r.failing {
-		return rack.Instance{}, rack.ErrInternal
+		return rack.Instance{}, r.failure
 	}
 	return r.slowRack.Instance(ctx, id)
 }
@@ -82,7 +83,7 @@ func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
 	for _, failing := range []string{"disk-0", "instance-0"} {
 		t.Run(failing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &failingRack{failing: failing}
+				r := &failingRack{failing: failing, failure: rack.ErrInternal}
 				e := New(r, Options{Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 				for i := range 2 {
 					instance, disk := fmt.Sprintf("instance-%d", i), fmt.Sprintf("disk-%d", i)
@@ -103,6 +104,47 @@ func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// In a project with a long list of disks, more than maxLookups disks are looked up at the same time. A look-up that
+// fails belongs to its volume, also there.
+func TestFailingLookUpAmongManyDoesNotBlockOtherRestarts(t *testing.T) {
+	for _, failure := range []error{rack.ErrReplaced, rack.ErrInternal} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &failingRack{failing: "disk-0", failure: failure}
+				e := New(r, Options{Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+				e.longList = true
+				for i := range maxLookups + 1 {
+					instance := fmt.Sprintf("instance-%d", i)
+					disk := rack.Disk{VolumeID: fmt.Sprintf("disk-%d", i), State: rack.Detached}
+					r.instances = append(r.instances, rack.Instance{ID: instance, RunState: rack.Running})
+					r.disks = append(r.disks, disk)
+					e.addRequest(disk, instance)
+				}
+				_ = e.tick(t.Context())
+				if len(r.created) != 1 {
+					t.Errorf("records %q, want that of one restart", r.created)
+				}
+			})
+		})
+	}
+}
+
+// When the time of a tick is over, the look-ups that are left fail as one: their errors come to the log.
+func TestEndOfATickIsOneError(t *testing.T) {
+	r := &slowRack{latency: time.Hour}
+	e := New(r, Options{Log: slog.New(slog.DiscardHandler)})
+	e.longList = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	volumes := make([]string, maxLookups+1)
+	for i := range volumes {
+		volumes[i] = diskID(i)
+	}
+	if _, err := e.diskLookup(ctx, volumes); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
 	}
 }
 

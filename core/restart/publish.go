@@ -190,13 +190,10 @@ func (e *Engine) addRequest(disk rack.Disk, instance string) attachRequest {
 	defer e.mu.Unlock()
 	now := e.clock.Now()
 	request := e.requests[disk.VolumeID]
-	if request == nil || request.instance != instance || request.attachFailed && request.triedDisk != disk.ID {
+	if request == nil || request.instance != instance || request.attachFailed && request.failedDisk != disk.ID {
 		request = &attachRequest{volume: disk.VolumeID, instance: instance, requestedAt: now}
 		e.requests[disk.VolumeID] = request
 		e.wakeUp()
-	}
-	if !request.attachFailed {
-		request.triedDisk = disk.ID
 	}
 	request.repeatedAt, request.fromRestart = now, ""
 	return *request
@@ -250,7 +247,7 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 	}
 	defer release()
 	e.CancelAttachRequest(diskID, instanceID)
-	disk, err := e.rack.Disk(ctx, diskID)
+	disk, err := e.diskIfAny(ctx, diskID)
 	if err != nil || disk.InstanceID != instanceID {
 		return disk, err
 	}
@@ -281,11 +278,20 @@ func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) err
 	}
 	defer release()
 	e.CancelAttachRequest(diskID, instanceID)
-	disk, err := e.rack.Disk(ctx, diskID)
+	disk, err := e.diskIfAny(ctx, diskID)
 	if err == nil && disk.InstanceID == instanceID {
 		err = e.opts.Detacher.Defer(ctx, diskID, instanceID)
 	}
 	return err
+}
+
+// diskIfAny returns the disk of a volume. If the disk is being replaced, it returns a disk that is attached nowhere.
+func (e *Engine) diskIfAny(ctx context.Context, volume string) (rack.Disk, error) {
+	disk, err := e.rack.Disk(ctx, volume)
+	if errors.Is(err, rack.ErrReplaced) {
+		return rack.Disk{VolumeID: volume}, nil
+	}
+	return disk, err
 }
 
 // RefusesHotplug reports whether the rack's last answer to an attach or detach on a running instance was a refusal.

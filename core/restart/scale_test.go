@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,7 +51,7 @@ func (r *slowRack) Disk(ctx context.Context, id string) (rack.Disk, error) {
 		return rack.Disk{}, err
 	}
 	for _, disk := range r.disks {
-		if disk.VolumeID == id {
+		if disk.VolumeID == id && !disk.HalfDeleted() {
 			return disk, nil
 		}
 	}
@@ -66,7 +67,7 @@ func (r *slowRack) Disks(ctx context.Context, _ rack.Cursor, _ int) iter.Seq2[ra
 					return
 				}
 			}
-			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.VolumeID}, nil) {
+			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.ID}, nil) {
 				return
 			}
 		}
@@ -134,7 +135,8 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 			r.instances = append(r.instances, rack.Instance{ID: fmt.Sprintf("instance-%d", i), RunState: rack.Running})
 		}
 		for i := range disks {
-			disk := rack.Disk{VolumeID: uuid.NewString(), State: rack.Detached}
+			// Each volume has grown: one that has not is found by either ID.
+			disk := rack.Disk{VolumeID: uuid.NewString(), ID: uuid.NewString(), State: rack.Detached}
 			r.disks = append(r.disks, disk)
 			if i < waiting {
 				e.addRequest(disk, r.instances[i%len(r.instances)].ID)
@@ -151,6 +153,35 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 		}
 		if got, want := len(e.statuses), min(instances, waiting); got != want {
 			t.Errorf("%d instances have a status, want %d", got, want)
+		}
+	})
+}
+
+// The rack may have failed to delete the first disk of a volume that has grown. It then lists that disk, which has the
+// ID of the volume, besides the disk that the volume has now.
+func TestListedHalfDeletedDiskIsNotThatOfItsVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &slowRack{}
+		e := New(r, Options{Log: slog.New(slog.DiscardHandler)})
+		var volumes []string
+		for range maxLookups + 1 {
+			volume := uuid.NewString()
+			first := rack.Disk{VolumeID: volume, ID: volume, Name: "deleted-" + volume, State: rack.Faulted}
+			now := rack.Disk{VolumeID: volume, ID: uuid.NewString(), State: rack.Detached}
+			r.disks = append(r.disks, now, first)
+			volumes = append(volumes, volume)
+		}
+		lookUp, err := e.diskLookup(t.Context(), volumes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, volume := range volumes {
+			if disk, err := lookUp(volume); err != nil || disk.State != rack.Detached {
+				t.Errorf("volume %s has the disk %+v, %v", volume, disk, err)
+			}
+		}
+		if got := r.requests.Load(); got != 1 {
+			t.Errorf("%d requests, want one list", got)
 		}
 	})
 }
@@ -185,7 +216,9 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 		r := &deferringRack{slowRack: slowRack{latency: 50 * time.Millisecond}}
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		for i := range 5000 {
-			disk := rack.Disk{VolumeID: uuid.NewString(), State: rack.Attached, InstanceID: "instance"}
+			disk := rack.Disk{
+				VolumeID: uuid.NewString(), ID: uuid.NewString(), State: rack.Attached, InstanceID: "instance",
+			}
 			r.records = append(r.records, rack.Record{
 				ID:   disk.VolumeID,
 				Name: detachName(disk.VolumeID),
@@ -204,4 +237,59 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 			t.Errorf("deleted the records %q, want that of disk %s", r.deleted, r.records[0].ID)
 		}
 	})
+}
+
+// The sweep of a project with a long list looks the disks up one by one. It passes over a volume without a disk, and
+// deletes no record because of a look-up that failed.
+func TestSweepWithFailingLookUp(t *testing.T) {
+	const failing, deleted = 3, 7
+	for _, failure := range []error{rack.ErrReplaced, rack.ErrInternal} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &failingSweep{failure: failure}
+				e := New(r, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
+				e.longList = true
+				for i := range maxLookups + 1 {
+					disk := rack.Disk{VolumeID: diskID(i), ID: diskID(i), State: rack.Attached, InstanceID: "instance"}
+					r.records = append(r.records, rack.Record{
+						ID:   disk.VolumeID,
+						Name: detachName(disk.VolumeID),
+						Text: rack.RecordText(detach.Deferred{
+							Version: 1, Cluster: "prod", Disk: disk.VolumeID, Instance: disk.InstanceID,
+						}),
+					})
+					if i != deleted {
+						r.disks = append(r.disks, disk)
+					}
+				}
+				r.failing = diskID(failing)
+				records, err := e.readRecords(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = e.sweep(t.Context(), records)
+				want := []string{diskID(deleted)}
+				if failure == rack.ErrInternal { // the next tick sweeps again
+					want = nil
+				}
+				if (err == nil) != (failure == rack.ErrReplaced) || !slices.Equal(r.deleted, want) {
+					t.Errorf("%v; deleted the records %q, want %q", err, r.deleted, want)
+				}
+			})
+		})
+	}
+}
+
+// failingSweep is a deferringRack that cannot look up one disk.
+type failingSweep struct {
+	deferringRack
+	failing string
+	failure error
+}
+
+func (r *failingSweep) Disk(ctx context.Context, id string) (rack.Disk, error) {
+	if id == r.failing {
+		return rack.Disk{}, r.failure
+	}
+	return r.deferringRack.Disk(ctx, id)
 }

@@ -522,7 +522,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		return e.stageLasted(timerApply, h, applyTimeout), err
 	}
 	var failed error
-	full := len(disks)+len(e.requestsFor(id)) > e.opts.MaxDisks
+	full := e.slotsNeeded(disks, id) > e.opts.MaxDisks
 	for _, disk := range disks {
 		if !full && !h.deferredAtStart[disk.VolumeID] && !e.requestedElsewhere(disk.VolumeID, id) {
 			continue
@@ -546,7 +546,8 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		}
 	}
 	for _, request := range e.requestsFor(id) {
-		err := e.confirmNotFound(ctx, e.attachRequested(ctx, request.volume, id))
+		tried, err := e.attachRequested(ctx, request.volume, id)
+		err = e.confirmNotFound(ctx, err)
 		switch {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
@@ -557,12 +558,25 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 			e.removeRequest(request.volume)
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced):
 			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
-			e.recordAttachFailure(request.volume, "not attached while it was stopped: "+err.Error())
+			e.recordAttachFailure(request.volume, tried, "not attached while it was stopped: "+err.Error())
 		default:
 			failed = errors.Join(failed, err)
 		}
 	}
 	return failed == nil || e.stageLasted(timerApply, h, applyTimeout), failed
+}
+
+// slotsNeeded returns how many slots the attached disks of an instance and its attach requests need. A requested volume
+// can be attached already: it was published again during the restart, or apply is repeated.
+func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
+	volumes := map[string]bool{}
+	for _, disk := range disks {
+		volumes[disk.VolumeID] = true
+	}
+	for _, request := range e.requestsFor(instance) {
+		volumes[request.volume] = true
+	}
+	return len(volumes)
 }
 
 // finishDetach carries out a deferred detach, unless the disk was requested again.
@@ -589,54 +603,56 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 	return e.opts.Detacher.End(ctx, deferred)
 }
 
-// attachRequested attaches a disk if it is still requested. It also defers the disk's detach until the orchestrator
-// publishes the volume again, because the orchestrator may have unpublished it through another process.
-func (e *Engine) attachRequested(ctx context.Context, diskID, instance string) error {
+// attachRequested attaches the disk of a volume if it is still requested. It also defers the disk's detach until the
+// orchestrator publishes the volume again, because the orchestrator may have unpublished it through another process.
+// tried is the disk that the volume has, or "" if that is not known.
+func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (tried string, err error) {
 	if e.opts.LockInstance != nil {
 		// Before the disk's lock, as in an RPC.
 		unlock, err := e.opts.LockInstance(ctx, instance)
 		if err != nil {
-			return err
+			return "", err
 		}
 		defer unlock()
 	}
-	release, err := e.lockDisk(ctx, diskID)
+	release, err := e.lockDisk(ctx, volume)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer release()
-	if !e.requested(diskID, instance) {
-		return nil
+	if !e.requested(volume, instance) {
+		return "", nil
 	}
-	disk, err := e.rack.Disk(ctx, diskID)
+	disk, err := e.rack.Disk(ctx, volume)
 	if err != nil {
-		return err
+		return "", err
 	}
+	tried = disk.ID
 	if disk.State.Transient() {
-		return fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
+		return tried, fmt.Errorf("disk %q (%s) is %s: %w", disk.Name, disk.ID, disk.State, rack.ErrBusy)
 	}
 	if disk.InstanceID == "" {
 		if err := e.checkAttachable(ctx, disk, instance); err != nil {
-			return err
+			return tried, err
 		}
-		err := e.opts.Detacher.DeferUnlessPublished(ctx, diskID, instance)
+		err := e.opts.Detacher.DeferUnlessPublished(ctx, volume, instance)
 		if errors.Is(err, detach.ErrRestarting) {
-			e.setBlocked(diskID, "another controller attaches the disk to another instance, which is being restarted")
-			return nil // the request waits for the next restart
+			e.setBlocked(volume, "another controller attaches the disk to another instance, which is being restarted")
+			return tried, nil // the request waits for the next restart
 		}
 		if err != nil {
-			return err
+			return tried, err
 		}
 		if disk, err = e.attachToStopped(ctx, disk, instance); err != nil {
-			return err
+			return tried, err
 		}
 	}
 	if disk.InstanceID != instance {
-		return nil // another restart frees the disk: the request waits for the next restart
+		return tried, nil // another restart frees the disk: the request waits for the next restart
 	}
-	e.setBlocked(diskID, attachedNotPublished)
+	e.setBlocked(volume, attachedNotPublished)
 	e.notifyWaiters()
-	return nil
+	return tried, nil
 }
 
 // checkDisks calls [Options.Yield] for all disks of a stopped instance. The publish that attached one of them may have
@@ -680,7 +696,7 @@ func (e *Engine) yield(ctx context.Context, instance string, disks []rack.Disk, 
 		case errors.Is(err, rack.ErrRefused):
 			e.opts.Log.Warn(
 				"detached a disk that is being replaced", "volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
-			e.recordAttachFailure(disk.VolumeID, "the disk was being replaced by a larger one")
+			e.recordAttachFailure(disk.VolumeID, disk.ID, "the disk was being replaced by a larger one")
 		default:
 			failed = errors.Join(failed, err)
 		}

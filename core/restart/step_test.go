@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -119,7 +120,7 @@ func (r *takenRack) Attach(context.Context, string, string) (rack.Disk, error) {
 func TestDiskThatAnotherInstanceGotFirst(t *testing.T) {
 	e := New(&takenRack{}, Options{MaxDisks: 8, Log: slog.New(slog.DiscardHandler)})
 	e.addRequest(rack.Disk{VolumeID: "d"}, "i")
-	if err := e.attachRequested(t.Context(), "d", "i"); err != nil {
+	if _, err := e.attachRequested(t.Context(), "d", "i"); err != nil {
 		t.Errorf("got %v", err)
 	}
 	if open := e.openRequests(); len(open) != 1 {
@@ -352,6 +353,47 @@ func TestTakeoverWaitsForLateCalls(t *testing.T) {
 		}
 		<-e.Retired()
 	})
+}
+
+// lateDeferral is a rack with a stopped instance, two of whose volumes were unpublished while it was restarted. One of
+// them came back.
+type lateDeferral struct {
+	takenOver
+	disks    []rack.Disk
+	detached []string
+}
+
+func (r *lateDeferral) InstanceDisks(context.Context, string) ([]rack.Disk, error) {
+	return r.disks, nil
+}
+
+func (r *lateDeferral) Disk(_ context.Context, id string) (rack.Disk, error) {
+	i := slices.IndexFunc(r.disks, func(d rack.Disk) bool { return d.VolumeID == id })
+	return r.disks[i], nil
+}
+
+func (r *lateDeferral) Detach(_ context.Context, diskID, _ string) (rack.Disk, error) {
+	r.detached = append(r.detached, diskID)
+	return rack.Disk{}, nil
+}
+
+// A volume that was unpublished during a restart stays attached, unless its slot is needed: it may come back. A volume
+// that came back already needs the slot that it has, and no second one.
+func TestVolumeThatCameBackNeedsNoSecondSlot(t *testing.T) {
+	for maxDisks, want := range map[int]int{2: 0, 1: 1} {
+		r := &lateDeferral{}
+		for _, id := range []string{"back", "gone"} {
+			r.disks = append(r.disks, rack.Disk{VolumeID: id, ID: id, State: rack.Attached, InstanceID: "i"})
+		}
+		deferred := detach.Deferred{Version: 1, Cluster: "prod", Disk: "gone", Instance: "i"}
+		r.records = []rack.Record{{ID: "r", Name: detachName("gone"), Text: rack.RecordText(deferred)}}
+		e := New(r, Options{Cluster: "prod", MaxDisks: maxDisks, Log: slog.New(slog.DiscardHandler)})
+		e.addRequest(r.disks[0], "i")
+		done, err := e.apply(t.Context(), &heldRestart{record: restartRecord{ID: "1", Instance: "i"}})
+		if err != nil || !done || len(r.detached) != want {
+			t.Errorf("with %d slots: %t, %v, detached %q, want %d disks", maxDisks, done, err, r.detached, want)
+		}
+	}
 }
 
 // diskList is a rack that counts the lists of an instance's disks.
