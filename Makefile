@@ -66,8 +66,8 @@ PLATFORMS ?= linux/amd64,linux/arm64
 release: deps ## make all files of a release in dist/: programs, images, chart, manifests, job files, licences, SBOMs, checksums
 	test/programs/build.sh helm
 	rm -rf dist
-	go run ./deploy/release -o dist -version $(VERSION) -commit "$$(git rev-parse HEAD)" -ldflags "$(LDFLAGS)" \
-		-image-flags "$(IMAGE_FLAGS)" -kustomize $(PROGRAMS)/kustomize -platforms $(PLATFORMS) $(IMAGE_TOOLS)
+	go run ./deploy/release -o dist -version $(VERSION) -ldflags "$(LDFLAGS)" -image-flags "$(IMAGE_FLAGS)" \
+		-kustomize $(PROGRAMS)/kustomize -platforms $(PLATFORMS) $(IMAGE_TOOLS)
 
 .PHONY: sign-release
 sign-release: ## sign the checksums of dist/ with KEY, a private key of cosign, which is built once into a cache
@@ -82,7 +82,7 @@ verify-release: deps ## build the release of the last commit twice, compare both
 .PHONY: test-release
 test-release: ## check the release in dist/, and install from its files alone what needs no cluster
 	test/programs/build.sh helm
-	OXIDE_RELEASE=$(CURDIR)/dist OXIDE_CSI_PROGRAMS=$(PROGRAMS) go test -tags=release -count=1 -v ./test/release
+	OXIDE_RELEASE=$(CURDIR)/dist OXIDE_CSI_PROGRAMS=$(PROGRAMS) go test -tags=release -count=1 -v ./deploy/release ./test/release
 
 .PHONY: e2e-release
 e2e-release: release ## follow the three tutorials with the files of a release alone: units, job files, chart, images; as root

@@ -28,7 +28,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		bar  bar
 		do   func(name string) error
 	}{
-		{"CreateVolume", atMost(1), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
+		{"CreateVolume", atMost(2), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
 		{"ControllerPublishVolume", atMost(4), func(string) error { _, err := r.publish(ctx, id); return err }},
 		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
 		{
@@ -38,12 +38,12 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		},
 		{
 			"CreateVolume/restored",
-			atMost(2),
+			atMost(3),
 			func(name string) (err error) { restored, err = r.restore(ctx, name+"-restored", snapshot); return err },
 		},
 		{
 			"CreateVolume/cloned",
-			atMost(5),
+			atMost(6),
 			func(name string) (err error) { cloned, err = r.clone(ctx, name+"-cloned", id); return err },
 		},
 		{"DeleteSnapshot", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},

@@ -59,26 +59,9 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		}
 		defer func() { err = errors.Join(err, l.plugin.Stop()) }()
 	}
-	var sdk variant
-	// The first round is not counted: it opens connections, and the plugins make the calls that check their rack at start.
-	for round := range listRounds + 1 {
-		if err := errors.Join(
-			whole.measure(ctx, r),
-			pages.measure(ctx, r),
-			replica.takeOver(ctx, r, pages.lastToken),
-		); err != nil {
-			return nil, err
-		}
-		if err := sdk.time(func() error { return r.listDisks(ctx) }); err != nil {
-			return nil, err
-		}
-		sdk.endRound()
-		if round == 0 {
-			for _, l := range []*lister{whole, pages, replica} {
-				l.rounds, l.counts = nil, nil
-			}
-			sdk.rounds = nil
-		}
+	sdk, err := r.measureLists(ctx, whole, pages, replica)
+	if err != nil {
+		return nil, err
 	}
 	rows := []row{
 		median("list/sdk", "ms", bar{}, sdk.rounds),
@@ -101,6 +84,31 @@ func lists(ctx context.Context, b *bench) (_ []row, err error) {
 		rows = append(rows, more...)
 	}
 	return rows, nil
+}
+
+// measureLists measures the three lists and the bare SDK in turn.
+func (r *rig) measureLists(ctx context.Context, whole, pages, replica *lister) (sdk variant, err error) {
+	// The first round is not counted: it opens connections, and the plugins make the calls that check their rack at start.
+	for round := range listRounds + 1 {
+		if err := errors.Join(
+			whole.measure(ctx, r),
+			pages.measure(ctx, r),
+			replica.takeOver(ctx, r, pages.lastToken),
+		); err != nil {
+			return variant{}, err
+		}
+		if err := sdk.time(func() error { return r.listDisks(ctx) }); err != nil {
+			return variant{}, err
+		}
+		sdk.endRound()
+		if round == 0 {
+			for _, l := range []*lister{whole, pages, replica} {
+				l.rounds, l.counts = nil, nil
+			}
+			sdk.rounds = nil
+		}
+	}
+	return sdk, nil
 }
 
 // fill creates the disks by the bare SDK.

@@ -14,6 +14,7 @@
 //   - attach.go: many concurrent ControllerPublishVolume on many instances, compared with the bare SDK
 //   - restarts.go: planned restarts on a rack without hot-plug: restarts per volume, and downtime of instances
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
+//   - commands.go: the commands doctor and orphans with 10,000 volumes
 //   - scale.go: one controller with many volumes on a slow rack: calls per second, memory, outages; scaleload.go
 //   - startup.go: time from exec to the first answer
 //   - identity.go: nodes by the source of their identity: time until it is known, memory

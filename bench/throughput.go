@@ -18,8 +18,9 @@ import (
 const (
 	throughputRounds  = 5
 	throughputVolumes = 3000
-	// throughputWorkers is the default of Kubernetes' external-provisioner. The plugin has at most 64 calls of a rack
-	// under way, the bare SDK has any number. Where the rack is the limit, 0.64 is therefore the highest ratio.
+	// throughputWorkers is the default of Kubernetes' external-provisioner. The plugin lists the records before it makes
+	// a disk, and it has at most 64 calls of a rack under way; the bare SDK has any number. Where the rack is the limit,
+	// 0.32 is therefore the ratio if no two creates share a list.
 	throughputWorkers = 100
 )
 
@@ -42,7 +43,7 @@ func throughput(ctx context.Context, b *bench) (_ []row, err error) {
 		plugin, ratio bar
 	}{
 		{name: "throughput/0ms", plugin: atLeast(1000)},
-		{name: "throughput/50ms", latencyMillis: 50, ratio: atLeast(0.6)},
+		{name: "throughput/50ms", latencyMillis: 50, ratio: atLeast(0.3)},
 	} {
 		var plugin, sdk []float64
 		for range throughputRounds {

@@ -199,7 +199,8 @@ func TestProbeAnswersReadiness(t *testing.T) {
 	)
 }
 
-// answerDelay is how long a busy plugin of TestListen accepts no connections. Listen tries again meanwhile.
+// answerDelay is how long a busy plugin of TestListen accepts no connections. Listen tries again meanwhile. This is
+// real time, because nothing shows that Listen has tried.
 const answerDelay = 100 * time.Millisecond
 
 func TestListen(t *testing.T) {

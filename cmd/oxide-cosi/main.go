@@ -43,6 +43,23 @@ const help = `oxide-cosi is the COSI driver for S3 gateways whose data is on Oxi
 The file of stores says which gateways there are.`
 
 func run(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	root := command(getenv, stdout, stderr)
+	root.SetArgs(args)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return 0
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(stderr, "oxide-cosi: %s\n", line)
+	}
+	var problem configError
+	if errors.As(err, &problem) {
+		return exitConfig
+	}
+	return exitFailed
+}
+
+func command(getenv func(string) string, stdout, stderr io.Writer) *cobra.Command {
 	var opts settings
 	root := &cobra.Command{
 		Use:           "oxide-cosi",
@@ -60,19 +77,7 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return configError{err} })
 	opts.flags(root.Flags(), getenv)
-	root.SetArgs(args)
-	err := root.ExecuteContext(context.Background())
-	if err == nil {
-		return 0
-	}
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(stderr, "oxide-cosi: %s\n", line)
-	}
-	var problem configError
-	if errors.As(err, &problem) {
-		return exitConfig
-	}
-	return exitFailed
+	return root
 }
 
 // serve answers RPCs until a signal.

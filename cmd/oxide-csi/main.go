@@ -6,18 +6,19 @@
 // socket.
 //
 // docs/reference/configuration.md describes its configuration. A process with an invalid configuration prints one line
-// for each problem and ends with exit code 2. Any other failure ends the process with exit code 1.
+// for each problem and ends with exit code 2. If it serves, any other failure ends it with exit code 1.
+// docs/reference/cli.md has the exit codes of the commands.
 //
 // The files, in reading order:
 //
-//   - main.go, help.go: the commands and their help
-//   - serve.go: builds the plugin, serves, and stops at a signal
+//   - main.go, help.go: the commands and their help; man.go: their man pages, for a release
+//   - serve.go: builds the plugin, serves, and stops at a signal; notify.go: tells systemd of its state
 //   - services.go: builds the controller service and the node service
 //   - provider.go, restart.go: build their parts for node identity and planned restarts
 //   - http.go: health and metrics
 //   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the subcommands
-//   - complete.go: what shells complete
-//   - operator.go, doctor.go, explain.go, orphans.go, bundle.go: the commands of an operator
+//   - complete.go: what shells complete; output.go: makes what is printed safe for a terminal
+//   - operator.go, doctor.go, explain.go, orphans.go, bundle.go, bundle_logs.go: the commands of an operator
 package main
 
 import (

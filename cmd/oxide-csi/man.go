@@ -7,29 +7,11 @@
 package main
 
 import (
-	"fmt"
 	"io"
-	"os"
-	"time"
 
-	"github.com/spf13/cobra/doc"
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy/release/man"
 )
 
 // A release builds the program with this file to make its man pages: oxide-csi man FOLDER. The program that ships does
 // not have it.
-func init() {
-	if len(os.Args) != 3 || os.Args[1] != "man" {
-		return
-	}
-	root, epoch := command(nil, io.Discard, io.Discard), time.Unix(0, 0).UTC()
-	root.DisableAutoGenTag = true
-	err := os.MkdirAll(os.Args[2], 0o755)
-	if err == nil {
-		err = doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "oxide-csi " + version, Date: &epoch}, os.Args[2])
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "oxide-csi: man pages: %v\n", err)
-		os.Exit(exitFailed)
-	}
-	os.Exit(0)
-}
+func init() { man.Main(command(nil, io.Discard, io.Discard)) }

@@ -33,7 +33,8 @@ func (b *storageCommands) adopt() *cobra.Command {
 		Short: "Take over the volumes of a cluster that is gone",
 		Long: `adopt takes over all volumes of another cluster ID and their snapshots, on the racks and in the projects of the controller.
 It lists them on stderr, asks, and records on the rack that the controller's cluster owns each of them. It changes no disk.
-Then it prints what the orchestrator needs in order to use them.
+If an interrupted expansion has left a volume without a disk, adopt makes the volume's larger disk. Then it prints what
+the orchestrator needs in order to use the volumes.
 
 Nothing of the other cluster may run any more: its controller is not told and would go on using the volumes.
 

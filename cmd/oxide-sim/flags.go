@@ -42,7 +42,7 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 		&f.expose,
 		"expose",
 		false,
-		"allow addresses that other machines can reach; whoever reaches the control endpoint can do anything with the rack",
+		"allow addresses that other machines can reach; all who reach the control endpoint can do anything with the rack",
 	)
 	flags.StringVar(
 		&f.tls,

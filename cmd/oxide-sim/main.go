@@ -10,6 +10,11 @@
 // Its subcommand serve simulates a rack on a loopback address. demo starts such a rack and the plugin, and shows the
 // life of two volumes. guest-init is an init for the guests of such a rack. Invalid flags end the program with exit
 // code 2 and a line for each problem, any other error with exit code 1.
+//
+//   - main.go: the program and its commands; man.go: their man pages, for a release
+//   - serve.go: the command serve; flags.go: its flags
+//   - guest.go: the command guest-init
+//   - demo.go: the command demo, with the list of its other files
 package main
 
 import (
@@ -41,26 +46,8 @@ func main() {
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
-	root := &cobra.Command{
-		Use:               "oxide-sim",
-		Short:             "A simulated Oxide rack",
-		Version:           version,
-		Args:              noArgs,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		// Without a subcommand: the help.
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	root := rootCommand(stdout, stderr)
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	root.SetVersionTemplate("oxide-sim {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return config.Problems{{Flag: "command line", What: err.Error()}}
-	})
-	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), guestInitCommand(stderr))
-
 	err := root.ExecuteContext(context.Background())
 	if err == nil {
 		return 0
@@ -72,6 +59,27 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "oxide-sim: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	return exitFailed
+}
+
+func rootCommand(stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "oxide-sim",
+		Short:         "A simulated Oxide rack",
+		Version:       version,
+		Args:          noArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		// Without a subcommand: the help.
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetVersionTemplate("oxide-sim {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return config.Problems{{Flag: "command line", What: err.Error()}}
+	})
+	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), guestInitCommand(stderr))
+	return root
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {

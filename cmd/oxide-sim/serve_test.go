@@ -313,6 +313,16 @@ OXIDE_PROJECT=demo
 	}
 }
 
+// A release has the scripts with which shells complete the program's commands.
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
+		out, err := command(t, "completion", shell).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "__complete") {
+			t.Errorf("%s: %v, %.200s", shell, err, out)
+		}
+	}
+}
+
 // TestSettings compares the settings in the control endpoint with the flags.
 func TestSettings(t *testing.T) {
 	s := start(

@@ -53,7 +53,7 @@ func New(opts Options) (*Driver, error) {
 		problems = append(problems, errors.New("no store is configured"))
 	}
 	for _, options := range opts.Stores {
-		store, err := NewStore(options)
+		store, err := newStore(options)
 		switch {
 		case err != nil:
 			problems = append(problems, err)
@@ -81,7 +81,7 @@ func LockKey(req any) string {
 
 // DriverGetInfo returns the driver's name.
 func (d *Driver) DriverGetInfo(context.Context, *cosi.DriverGetInfoRequest) (*cosi.DriverGetInfoResponse, error) {
-	return &cosi.DriverGetInfoResponse{Name: DriverName}, nil
+	return &cosi.DriverGetInfoResponse{Name: driverName}, nil
 }
 
 // store returns the store that a class or a bucket ID names.

@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// DriverName is the name under which COSI knows this driver. It is permanent: classes and buckets name it.
-const DriverName = "cosi.oxide.computer"
+// driverName is the name under which COSI knows this driver. It is permanent: classes and buckets name it.
+const driverName = "cosi.oxide.computer"
 
 // The rules of S3 for bucket names, as far as a CO can break them.
 var (

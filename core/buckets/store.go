@@ -55,8 +55,8 @@ type Store struct {
 	admin *admin
 }
 
-// NewStore returns a client. It does not connect.
-func NewStore(opts StoreOptions) (*Store, error) {
+// newStore returns a client. It does not connect.
+func newStore(opts StoreOptions) (*Store, error) {
 	if !storeName.MatchString(opts.Name) {
 		return nil, fmt.Errorf("store %q: use a name of at most 32 lower-case letters, digits and hyphens", opts.Name)
 	}

@@ -33,7 +33,7 @@ func TestRequestsAreBounded(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 	}))
 	defer server.Close()
-	store, err := NewStore(StoreOptions{Name: "main", Endpoint: server.URL, Region: "r", AccessKey: "a", SecretKey: "s"})
+	store, err := newStore(StoreOptions{Name: "main", Endpoint: server.URL, Region: "r", AccessKey: "a", SecretKey: "s"})
 	if err != nil {
 		t.Fatal(err)
 	}

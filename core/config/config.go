@@ -218,7 +218,7 @@ type Rack struct {
 	Name string `koanf:"name"`
 	// Host is the base URL of the API, without a path.
 	Host string `koanf:"host"`
-	// TokenFile is the path of the file with the API token; see [ReadToken].
+	// TokenFile is the path of the file with the API token.
 	TokenFile string `koanf:"tokenFile"`
 	// Project is the name or ID of the project.
 	Project string `koanf:"project"`

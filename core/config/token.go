@@ -73,9 +73,9 @@ func (t Token) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 // maxTokenBytes is a limit far above the length of a token, in case the path names something else, such as a disk.
 const maxTokenBytes = 16 << 10
 
-// ReadToken reads the token in a file, without the space around it. Its errors have a next step for an operator and
+// readToken reads the token in a file, without the space around it. Its errors have a next step for an operator and
 // never quote the file. Callers repeat it when the file changes, so that a token can be rotated.
-func ReadToken(file string) (Token, error) {
+func readToken(file string) (Token, error) {
 	text, err := readFile(file, maxTokenBytes)
 	if err != nil {
 		return Token{}, fmt.Errorf("%w; name a file that holds the API token and that the plugin may read", err)

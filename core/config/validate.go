@@ -165,7 +165,7 @@ func (c Config) checkRack(p *Problems) {
 		p.add("--oxide-project", "%v", err)
 	}
 	if c.OxideTokenFile != "" {
-		if _, err := ReadToken(c.OxideTokenFile); err != nil {
+		if _, err := readToken(c.OxideTokenFile); err != nil {
 			p.add("--oxide-token-file", "%v", err)
 		}
 	} else if !c.OxideToken.Empty() {
@@ -198,7 +198,7 @@ func (c Config) checkRacks(p *Problems) {
 		} else if err != nil {
 			p.add(key+"host", "%v", err)
 		}
-		if _, err := ReadToken(rack.TokenFile); rack.TokenFile == "" {
+		if _, err := readToken(rack.TokenFile); rack.TokenFile == "" {
 			p.add(key+"tokenFile", "is required; name the file with this rack's API token")
 		} else if err != nil {
 			p.add(key+"tokenFile", "%v", err)

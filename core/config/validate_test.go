@@ -468,7 +468,7 @@ func TestTokenFiles(t *testing.T) {
 		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := ReadToken(file)
+		got, err := readToken(file)
 		if tt.want == "" {
 			if err != nil || got.Reveal() != token {
 				t.Errorf("%s: %q, %v", name, got.Reveal(), err)

@@ -8,11 +8,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	grpcmetadata "google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -46,10 +48,10 @@ func (c *Service) findDescription(
 	ctx context.Context,
 	volumeID string,
 ) (rc rackController, diskID string, described rack.Description, err error) {
-	rc, disk, err := c.disk(ctx, volumeID)
+	rc, disk, err := c.neededDisk(ctx, volumeID) // the list for an adoption has the volume, so it was not deleted
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		diskID, _ = diskname.ParseID(volumeID) // disk has parsed it before
+		diskID, _ = diskname.ParseID(volumeID) // neededDisk has parsed it before
 		rc, described, err = c.findSnapshotOf(ctx, diskID, err)
 		return rc, diskID, described, err
 	case err != nil:
@@ -103,7 +105,7 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	case from:
 	default:
 		return rpc.FailedPrecondition(
-			"disk %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", diskID, owner, from)
+			"volume %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", diskID, owner, from)
 	}
 	// A detach that the previous owner deferred would stand in the way of one by this cluster.
 	if err := detach.Erase(ctx, c.rack, diskID); err != nil {
@@ -120,7 +122,7 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	}
 	switch {
 	case errors.Is(err, rack.ErrAlreadyExists), errors.Is(err, rack.ErrNotFound):
-		return rpc.Aborted("disk %s is being adopted by another cluster or process: retry: %w", diskID, err)
+		return rpc.Aborted("volume %s is being adopted by another cluster or process: retry: %w", diskID, err)
 	case err != nil:
 		return err
 	}
@@ -132,19 +134,20 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 // until this cluster adopted it. So the list for an adoption is the same before and after it.
 type isAdoptable func(description, diskID string) bool
 
-// adoptable returns nil for the request of an orchestrator. Otherwise it reads the adoptions of all racks, once for
-// each page of a list and not once for each volume.
-func (c *Service) adoptable(ctx context.Context) (isAdoptable, error) {
+// adoptable returns the cluster of [rpc.MetadataOfCluster] and what is adoptable from it. For the request of an
+// orchestrator both are empty. Otherwise it reads the adoptions of all racks, once for each page of a list and not once
+// for each volume.
+func (c *Service) adoptable(ctx context.Context) (of string, adoptable isAdoptable, err error) {
 	sent, _ := grpcmetadata.FromIncomingContext(ctx)
 	clusters := sent.Get(rpc.MetadataOfCluster)
 	if len(clusters) == 0 {
-		return nil, nil
+		return "", nil, nil
 	}
 	adoptions := map[string]adoption{} // by disk
 	for _, client := range c.racks.all {
 		records, err := client.Records(ctx)
 		if err != nil {
-			return nil, err
+			return "", nil, err
 		}
 		for _, record := range records {
 			if a, ok := parseAdoption(record); ok {
@@ -152,22 +155,24 @@ func (c *Service) adoptable(ctx context.Context) (isAdoptable, error) {
 			}
 		}
 	}
-	return func(description, diskID string) bool {
+	return clusters[0], func(description, diskID string) bool {
 		described, _ := rack.ParseDescription(description)
 		a := adoptions[diskID]
 		return cmp.Or(a.Cluster, described.Cluster) == clusters[0] || a.Cluster == c.cluster && a.From == clusters[0]
 	}, nil
 }
 
-// listAdoptable is ListVolumes for an adoption.
+// listAdoptable is ListVolumes for an adoption from a cluster. It leaves out a disk that the rack failed to delete: the
+// volume is deleted, or has another disk. It lists the volumes that the cluster's expansions have left without a disk.
 func (c *Service) listAdoptable(
 	ctx context.Context,
 	req *csi.ListVolumesRequest,
+	cluster string,
 	adoptable isAdoptable,
 ) (*csi.ListVolumesResponse, error) {
 	details := newDetails(ctx)
 	entry := func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
-		if !adoptable(disk.Description, disk.VolumeID) {
+		if disk.HalfDeleted() || !adoptable(disk.Description, disk.VolumeID) {
 			return nil
 		}
 		details.addVolume(c, disk)
@@ -176,7 +181,12 @@ func (c *Service) listAdoptable(
 			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk, nil)},
 		}
 	}
-	entries, next, err := listPage(ctx, c, (*rack.Client).Disks, diskProject, req, entry)
+	disks := func(
+		client *rack.Client, ctx context.Context, from rack.Cursor, wanted int,
+	) iter.Seq2[rack.ListItem[rack.Disk], error] {
+		return expand.New(client, cluster, c.log).Disks(ctx, from, wanted)
+	}
+	entries, next, err := listPage(ctx, c, disks, diskProject, req, entry)
 	if err == nil {
 		err = details.send(ctx)
 	}

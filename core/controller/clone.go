@@ -31,7 +31,7 @@ func (c *Service) clone(
 	if err != nil {
 		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(ctx, "volume", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {
@@ -40,12 +40,12 @@ func (c *Service) clone(
 	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
-	size, err := chooseSize(want.capacity, source.SizeBytes)
-	if err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
 	if source, err = rc.waitForSource(ctx, source); err != nil {
 		return c.existingOr(ctx, want, candidates, err)
+	}
+	size, err := chooseSize(want.capacity, source.SizeBytes) // after the wait: the source may have grown
+	if err != nil {
+		return rackController{}, rack.Disk{}, err
 	}
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.VolumeID, description.Lineage)
@@ -88,12 +88,14 @@ func (c rackController) copyDisk(
 	source rack.Disk,
 	sizeBytes int64,
 ) (disk rack.Disk, err error) {
-	disk, err = c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
+	disk, err = c.existingDisk(ctx, want)
 	switch {
 	case err == nil:
 		if disk, err = c.checkExisting(ctx, want, disk); err == nil {
 			c.deleteTemporaryByName(ctx, want)
 		}
+		return disk, err
+	case errors.Is(err, rack.ErrReplaced):
 		return disk, err
 	case !errors.Is(err, rack.ErrNotFound):
 		return disk, retryable(ctx, err)
@@ -149,13 +151,13 @@ func (c rackController) createTemporarySnapshot(
 		return snapshot, err
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(
-			"volume %q: its source, disk %s, was deleted meanwhile: retry: %w",
+			"volume %q: its source, volume %s, was deleted meanwhile: retry: %w",
 			want.name,
 			want.cloneOf,
 			err,
 		)
 	}
-	return snapshot, retryable(ctx, fmt.Errorf("volume %q: copy disk %s: %w", want.name, want.cloneOf, err))
+	return snapshot, retryable(ctx, fmt.Errorf("volume %q: copy volume %s: %w", want.name, want.cloneOf, err))
 }
 
 // checkTemporarySnapshot rejects a snapshot that has the name of a temporary snapshot and was not made by this plugin

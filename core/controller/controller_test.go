@@ -33,7 +33,7 @@ func TestCreateVolume(t *testing.T) {
 	}
 	got, err := r.CreateVolume(t.Context(), req)
 	r.Must(t, err)
-	r.WantCalls(t, map[string]int{"disk_create": 1})
+	r.WantCalls(t, map[string]int{"anti_affinity_group_list": 1, "disk_create": 1})
 
 	name := diskname.ForVolume(coretest.Cluster, "pvc-1")
 	coretest.WantSame(t, got, &csi.CreateVolumeResponse{Volume: &csi.Volume{

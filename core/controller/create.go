@@ -119,6 +119,7 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 
 // createBlank makes the disk on the first candidate with free capacity. With several candidates it first looks for the
 // disk on all of them, because an earlier call may have made it. It makes nothing while one of them does not answer.
+// With one candidate, the rack itself rejects a second disk of the name.
 func (c *Service) createBlank(
 	ctx context.Context,
 	want volumeRequest,
@@ -128,10 +129,13 @@ func (c *Service) createBlank(
 	if err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
-	if len(candidates) > 1 {
-		if rc, disk, err := c.findExisting(ctx, want, candidates); err != nil || rc.rack != nil {
-			return rc, disk, err
-		}
+	if len(candidates) == 1 {
+		rc := c.forRack(candidates[0])
+		disk, err := rc.createUnlessReplaced(ctx, want, size, "")
+		return rc, disk, err
+	}
+	if rc, disk, err := c.findExisting(ctx, want, candidates); err != nil || rc.rack != nil {
+		return rc, disk, err
 	}
 	for _, client := range candidates {
 		rc := c.forRack(client)
@@ -153,15 +157,16 @@ func (c *Service) findExisting(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	name := diskname.ForVolume(c.cluster, want.name)
 	var found []rack.Disk
 	var at []*rack.Client
 	for client, result := range queryAll(ctx, candidates, func(ctx context.Context, client *rack.Client) (rack.Disk, error) {
-		return client.DiskByName(ctx, name)
+		return c.forRack(client).existingDisk(ctx, want)
 	}) {
 		switch {
 		case result.err == nil:
 			found, at = append(found, result.value), append(at, client)
+		case errors.Is(result.err, rack.ErrReplaced):
+			return rackController{}, rack.Disk{}, result.err
 		case !errors.Is(result.err, rack.ErrNotFound):
 			return rackController{}, rack.Disk{}, want.mayExistOn(ctx, client, result.err)
 		}
@@ -179,8 +184,19 @@ func (c *Service) findExisting(
 		want.name,
 		at[0].Name(),
 		at[1].Name(),
-		name,
+		diskname.ForVolume(c.cluster, want.name),
 	)
+}
+
+// existingDisk looks up the disk of the requested volume by its name. [rack.ErrReplaced] means that the volume has no
+// disk until its expansion is finished. [rack.ErrNotFound] means that there is no such volume.
+func (c rackController) existingDisk(ctx context.Context, want volumeRequest) (rack.Disk, error) {
+	name := diskname.ForVolume(c.cluster, want.name)
+	disk, err := c.rack.DiskByName(ctx, name)
+	if errors.Is(err, rack.ErrNotFound) {
+		return c.expander.ExpandingDisk(ctx, name)
+	}
+	return disk, err
 }
 
 // defaultOtherRacksWait bounds the look for a volume on the racks that the request does not allow. Within it, a rack
@@ -289,6 +305,26 @@ func lookUpUntilAnswered(ctx context.Context, client *rack.Client, name string) 
 		case <-time.After(otherRacksPoll):
 		}
 	}
+}
+
+// createUnlessReplaced makes the disk like [rackController.createDisk], for a caller that has not looked for the volume.
+// While the volume's disk is being replaced, its name is free, and a new disk of that name would stop the expansion.
+func (c rackController) createUnlessReplaced(
+	ctx context.Context,
+	want volumeRequest,
+	sizeBytes int64,
+	snapshotID string,
+) (rack.Disk, error) {
+	disk, err := c.expander.ExpandingDisk(ctx, diskname.ForVolume(c.cluster, want.name))
+	switch {
+	case err == nil:
+		return c.checkExisting(ctx, want, disk)
+	case errors.Is(err, rack.ErrNotFound):
+		return c.createDisk(ctx, want, sizeBytes, snapshotID)
+	case errors.Is(err, rack.ErrReplaced):
+		return rack.Disk{}, err
+	}
+	return rack.Disk{}, retryable(ctx, err)
 }
 
 // createDisk makes the disk on this rack, from the snapshot unless snapshotID is empty. A disk that exists already and
@@ -501,7 +537,7 @@ func (c *Service) restore(
 		)
 	}
 	want.description.Lineage = lineageOf(snapshot)
-	disk, err := rc.createDisk(ctx, want, size, snapshot.ID)
+	disk, err := rc.createUnlessReplaced(ctx, want, size, snapshot.ID)
 	if errors.Is(err, rack.ErrNotFound) {
 		err = rpc.Unavailable("volume %q: its snapshot %s was deleted meanwhile: retry: %w", want.name, snapshot.ID, err)
 	}

@@ -849,10 +849,26 @@ func TestDeleteAfterAFailedExpansion(t *testing.T) {
 	}
 }
 
+// settleByAdopter sweeps for another cluster, before and after that cluster adopts the volume.
+func (a *growthActor) settleByAdopter() {
+	adopter := controller.New(controller.Options{
+		Racks: []*rack.Client{a.client}, Cluster: otherCluster, MaxDisks: 8, Log: coretest.DiscardLog(),
+	})
+	coretest.Must(a.t, adopter.SettleNow(a.ctx))
+	if len(a.halves) == 0 {
+		a.t.Error("a cluster deleted the disk of another one")
+	}
+	_, err := adopter.ControllerModifyVolume(a.ctx, &csi.ControllerModifyVolumeRequest{
+		VolumeId: a.volume, MutableParameters: map[string]string{rpc.KeyAdoptFromCluster: coretest.Cluster},
+	})
+	coretest.Must(a.t, err)
+	coretest.Must(a.t, adopter.SettleNow(a.ctx))
+}
+
 // An old disk that appears again after the expansion, because the rack failed to delete it, is no volume. It is deleted
 // by the next sweep, and with the volume.
 func TestOldDiskThatAppearsAgain(t *testing.T) {
-	for _, with := range []string{"the sweep", "the volume"} {
+	for _, with := range []string{"the sweep", "the volume", "the sweep of an adopter"} {
 		t.Run(with, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := newGrowth(t, 0, false, 0)
@@ -879,9 +895,12 @@ func TestOldDiskThatAppearsAgain(t *testing.T) {
 				unpublish := &csi.ControllerUnpublishVolumeRequest{VolumeId: a.volume, NodeId: a.nodes[0]}
 				_, err = a.service.ControllerUnpublishVolume(a.ctx, unpublish)
 				coretest.Must(t, err)
-				if with == "the sweep" {
+				switch with {
+				case "the sweep":
 					coretest.Must(t, a.service.SettleNow(a.ctx))
-				} else {
+				case "the sweep of an adopter":
+					a.settleByAdopter()
+				default:
 					_, err = a.service.DeleteVolume(a.ctx, &csi.DeleteVolumeRequest{VolumeId: a.volume})
 					coretest.Must(t, err)
 				}

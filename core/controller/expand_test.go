@@ -5,6 +5,7 @@
 package controller_test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -211,6 +213,52 @@ func TestCopiesOfAGrownVolume(t *testing.T) {
 	coretest.WantSame(t, again.GetVolume().GetVolumeContext(), created.GetVolume().GetVolumeContext())
 }
 
+// A snapshot or clone waits for a disk that changes its state, and meanwhile another controller expands the volume. What
+// is made then is of the new disk, and it names the volume.
+func TestCopiesOfAVolumeThatGrowsMeanwhile(t *testing.T) {
+	for name, test := range map[string]struct {
+		call func(t *testing.T, r *rig, id string) error
+		// check checks what the call has made.
+		check func(t *testing.T, r *rig, id string)
+	}{
+		"snapshot": {func(t *testing.T, r *rig, id string) error {
+			_, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+			return err
+		}, func(t *testing.T, r *rig, id string) {
+			again, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+			coretest.Must(t, err)
+			coretest.WantSame(t, again.GetSnapshot().GetSourceVolumeId(), id)
+		}},
+		"clone": {func(t *testing.T, r *rig, id string) error {
+			_, err := r.CreateVolume(t.Context(), from("c", fromVolume(id)))
+			return err
+		}, func(t *testing.T, r *rig, id string) {
+			copied := r.volumeNamed(t, "c")
+			coretest.WantSame(t, int64(r.Disk(t, copied).Size), int64(2*coretest.GiB))
+			r.wantLineage(t, copied, id)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			id := r.Create(t, "v")
+			coretest.Must(t, r.Sim.SetDiskState(t.Context(), id, "maintenance"))
+			other, gate := r.gated(t)
+			looks, looksAgain := gate.Hold("GET", "/v1/disks/"), gate.Hold("GET", "/v1/disks/")
+			answered := make(chan error, 1)
+			go func() { answered <- test.call(t, other, id) }()
+			looks.Entered(t)
+			looks.Release()
+			looksAgain.Entered(t)
+			coretest.Must(t, r.Sim.SetDiskState(t.Context(), id, "detached"))
+			_, err := r.expand(t, id, 2*coretest.GiB)
+			coretest.Must(t, err)
+			looksAgain.Release()
+			coretest.Must(t, <-answered)
+			test.check(t, r, id)
+		})
+	}
+}
+
 // Without quota for the larger disk beside the snapshot, the volume stays as it is.
 func TestExpandWithoutQuota(t *testing.T) {
 	for _, quota := range []int64{1, 2, 3} { // not for the snapshot; for the snapshot only; for a smaller disk
@@ -273,6 +321,29 @@ func TestExpandWhenTheRackFillsUp(t *testing.T) {
 		coretest.Must(t, r.Delete(t, id))
 		r.wantNothingLeft(t)
 	}
+}
+
+// A list names a volume without a disk, so that the commands find the volume by its name. The block size is not known.
+func TestListOfAVolumeWithoutADisk(t *testing.T) {
+	r := newRig(t)
+	id := r.Create(t, "v")
+	for range 2 {
+		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
+	}
+	_, err := r.expand(t, id, 3*coretest.GiB)
+	coretest.WantCode(t, err, codes.FailedPrecondition)
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	coretest.Must(t, err)
+	want := map[string]string{
+		rpc.KeyDiskName: diskname.ForVolume(coretest.Cluster, "v"), rpc.KeySizeBytes: fmt.Sprint(coretest.GiB),
+	}
+	for _, entry := range list.GetEntries() {
+		if entry.GetVolume().GetVolumeId() == id {
+			coretest.WantSame(t, entry.GetVolume().GetVolumeContext(), want)
+			return
+		}
+	}
+	t.Errorf("the volume is missing in %v", list)
 }
 
 // A volume without a disk can be deleted.
@@ -445,6 +516,97 @@ func TestExpandWhenTheNameIsTaken(t *testing.T) {
 	if left := r.Volumes(t); len(left) != 1 || left[0] != other {
 		t.Errorf("disks left: %v", left)
 	}
+}
+
+// While a volume has no disk, its disk's name is free. A repeated create must not make a blank disk of that name.
+func TestCreateVolumeAgainWithoutADisk(t *testing.T) {
+	for name, request := range map[string]func(t *testing.T, r *rig) *csi.CreateVolumeRequest{
+		"blank": func(*testing.T, *rig) *csi.CreateVolumeRequest { return coretest.CreateRequest("v") },
+		"restored": func(t *testing.T, r *rig) *csi.CreateVolumeRequest {
+			return from("v", fromSnapshot(r.snapshot(t, "s", r.Create(t, "source"))))
+		},
+		"cloned": func(t *testing.T, r *rig) *csi.CreateVolumeRequest {
+			return from("v", fromVolume(r.Create(t, "source")))
+		},
+		"of a source that is gone": func(t *testing.T, r *rig) *csi.CreateVolumeRequest {
+			return from("v", fromVolume(coretest.NoVolumeID))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			req := request(t, r)
+			first := req
+			if name == "of a source that is gone" {
+				first = coretest.CreateRequest("v")
+			}
+			created, err := r.CreateVolume(t.Context(), first)
+			coretest.Must(t, err)
+			id := created.GetVolume().GetVolumeId()
+			r.Inject(t, "disk_create", simtest.FaultStatus, 500)
+			_, err = r.expand(t, id, 2*coretest.GiB)
+			coretest.WantCode(t, err, codes.Aborted)
+			before := r.snapshots(t)
+			_, err = r.again(t).CreateVolume(t.Context(), req)
+			coretest.WantCode(t, err, codes.Aborted, id, "volume expand")
+			coretest.WantSame(t, r.snapshots(t), before)
+			_, err = r.expand(t, id, 2*coretest.GiB)
+			coretest.Must(t, err)
+			if first != req {
+				return
+			}
+			again, err := r.CreateVolume(t.Context(), req)
+			coretest.Must(t, err)
+			coretest.WantSame(t, again.GetVolume().GetVolumeId(), id)
+		})
+	}
+}
+
+// An expansion whose new disk exists already does not stop a repeated create, although its records are still there.
+func TestCreateVolumeAgainBeforeTheRecordsAreGone(t *testing.T) {
+	r := newRig(t)
+	id := r.Create(t, "v")
+	r.Inject(t, "snapshot_delete", simtest.FaultStatus, 500)
+	_, err := r.expand(t, id, 2*coretest.GiB)
+	coretest.WantCode(t, err, codes.Internal)
+	coretest.WantSame(t, r.again(t).Create(t, "v"), id)
+}
+
+// The record of a finished expansion stays as long as its volume. If a user has deleted the disk by hand, the record does
+// not block the name.
+func TestCreateVolumeAfterAFinishedExpansion(t *testing.T) {
+	r := newRig(t)
+	id := r.Create(t, "v")
+	_, err := r.expand(t, id, 2*coretest.GiB)
+	coretest.Must(t, err)
+	coretest.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(r.volumeNamed(t, "v"))}))
+	if again := r.Create(t, "v"); again == id {
+		t.Error("the new disk has the old volume ID")
+	}
+}
+
+// A deleted volume, of which another controller's expansion has left its records, does not block its name for the
+// process that deleted it.
+func TestCreateVolumeOfADeletedVolumesName(t *testing.T) {
+	r := newRig(t)
+	id := r.Create(t, "v")
+	other, gate := r.gated(t)
+	held := gate.Hold("DELETE", "/v1/disks/")
+	answered := make(chan error, 1)
+	go func() {
+		_, err := other.expand(t, id, 2*coretest.GiB)
+		answered <- err
+	}()
+	held.Entered(t) // the expansion is committed
+	coretest.Must(t, r.Delete(t, id))
+	held.Release()
+	coretest.WantCode(t, <-answered, codes.Aborted)
+	if again := r.Create(t, "v"); again == id {
+		t.Error("the deleted volume came back")
+	}
+	coretest.WantCode(t, func() error {
+		_, err := other.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+		return err
+	}(), codes.OK)
 }
 
 // A repeated expansion to a larger size first finishes the earlier one.

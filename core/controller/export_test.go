@@ -20,7 +20,7 @@ func (c *Service) SettleNow(ctx context.Context) error {
 			}
 			snapshots = append(snapshots, listed.Value)
 		}
-		if _, err := c.expanders[client].Settle(ctx, snapshots, 0); err != nil {
+		if _, err := c.expanders[client].Settle(ctx, snapshots, 0, Adoptions); err != nil {
 			return err
 		}
 	}

@@ -30,12 +30,12 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if err := validateList(req); err != nil {
 		return nil, err
 	}
-	adoptable, err := c.adoptable(ctx)
+	cluster, adoptable, err := c.adoptable(ctx)
 	switch {
 	case err != nil:
 		return nil, err
 	case adoptable != nil:
-		return c.listAdoptable(ctx, req, adoptable)
+		return c.listAdoptable(ctx, req, cluster, adoptable)
 	}
 	if req.GetStartingToken() == "" {
 		if err := c.sendNodeNames(ctx); err != nil {
@@ -236,7 +236,7 @@ func (c *Service) ListSnapshots(
 	if req.GetSourceVolumeId() != "" && !sourceOK {
 		return &csi.ListSnapshotsResponse{}, nil // no disk has such an ID
 	}
-	adoptable, err := c.adoptable(ctx)
+	_, adoptable, err := c.adoptable(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func (c rackController) adoption(ctx context.Context, diskID string) (adoption, 
 	a, ok := parseAdoption(record)
 	if !ok {
 		return adoption{}, false, rpc.FailedPrecondition(
-			"anti-affinity group %q is no record of an adoption, so the owner of disk %s is unknown: delete the group, and adopt the volume again",
+			"anti-affinity group %q is no record of an adoption, so the owner of volume %s is unknown: delete the group, and adopt the volume again",
 			record.Name,
 			diskID,
 		)
@@ -81,7 +81,7 @@ func (c rackController) owner(ctx context.Context, description, diskID string) (
 
 // checkDiskOwner rejects a disk of another cluster.
 func (c rackController) checkDiskOwner(ctx context.Context, disk rack.Disk) error {
-	return c.checkOwner(ctx, "disk "+disk.VolumeID, disk.Description, disk.VolumeID)
+	return c.checkOwner(ctx, "volume "+disk.VolumeID, disk.Description, disk.VolumeID)
 }
 
 // checkSnapshotOwner rejects a snapshot of another cluster.

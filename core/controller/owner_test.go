@@ -18,6 +18,7 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -224,7 +225,7 @@ func TestAdopt(t *testing.T) {
 }
 
 // Volumes of this cluster and of no cluster cost no request for the record of an adoption. A publish lists the records
-// of deferred detaches and expansions.
+// of deferred detaches and expansions, and a create those of expansions.
 func TestOwnVolumesReadNoRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -246,7 +247,7 @@ func TestOwnVolumesReadNoRecord(t *testing.T) {
 	for operation, count := range r.Calls(t) {
 		want := 0
 		if operation == "anti_affinity_group_list" {
-			want = 2 // one for each publish
+			want = 6 // one for each publish and each create
 		}
 		if strings.HasPrefix(operation, "anti_affinity") && count != want {
 			t.Errorf("%s: %d", operation, count)
@@ -405,6 +406,49 @@ func TestListOfAnotherCluster(t *testing.T) {
 		created.GetVolume().GetVolumeId(): {Name: "pvc-1", Cluster: otherCluster, Claim: "shop/data"},
 		cut.GetVolume().GetVolumeId():     {Name: long, Cluster: otherCluster}, // the claim was cut
 	}, details)
+}
+
+// The list for an adoption has a grown volume once, with the disk that the volume has now. The rack also lists the old
+// disk, which it failed to delete.
+func TestListOfAnotherClustersGrownVolume(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	theirs := r.otherController(t, otherCluster)
+	id := theirs.Create(t, "v")
+	old := r.Disk(t, id)
+	_, err := theirs.expand(t, id, 2*coretest.GiB)
+	r.Must(t, err)
+	sim := *r.Sim
+	sim.Host = r.HalfDeleted(t, old)
+	r.Sim = &sim
+	owned := r.again(t).owned(t, otherCluster)
+	if len(owned) != 1 || owned[0].GetVolumeContext()[rpc.KeyDiskName] != string(old.Name) {
+		t.Errorf("the list is %v, want the disk %s", owned, old.Name)
+	}
+}
+
+// A volume of another cluster whose expansion has left it without a disk is listed for an adoption. The adoption makes
+// the disk.
+func TestAdoptAVolumeWithoutADisk(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	theirs := r.otherController(t, otherCluster)
+	id := theirs.Create(t, "v")
+	for range 2 {
+		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
+	}
+	_, err := theirs.expand(t, id, 2*coretest.GiB)
+	coretest.WantCode(t, err, codes.FailedPrecondition)
+	name := diskname.ForVolume(otherCluster, "v")
+	if owned := r.owned(t, otherCluster); len(owned) != 1 || owned[0].GetVolumeContext()[rpc.KeyDiskName] != name {
+		t.Fatalf("the list is %v, want the disk %s", owned, name)
+	}
+	r.Must(t, r.adopt(t, id, otherCluster))
+	r.wantOwned(t, otherCluster, id) // a repeated adoption prints it again
+	r.Must(t, r.Publish(t, id, r.Node(t, "node-a")))
+	r.Must(t, r.Unpublish(t, id, r.Node(t, "node-a")))
+	r.Must(t, r.Delete(t, id))
+	r.wantNothingLeft(t)
 }
 
 // A deferred detach that the previous owner left does not stand in the way of the adopting cluster.

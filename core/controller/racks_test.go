@@ -181,6 +181,24 @@ func (m *multiRig) restart(t *testing.T) {
 	m.StartWith(t, clients...)
 }
 
+// A volume without a disk, because its expansion is not finished, is not made on another rack, nor twice on its own.
+func TestCreateVolumeAgainWithoutADiskOnSeveralRacks(t *testing.T) {
+	m := newMultiRig(t)
+	id := m.createOn(t, "west", "v")
+	m.racks["west"].Inject(t, "disk_create", simtest.FaultStatus, 500)
+	_, err := m.expand(t, id, 2*coretest.GiB)
+	coretest.WantCode(t, err, codes.Aborted)
+	for _, names := range [][]string{rackNames, {"west"}} {
+		req := coretest.CreateRequest("v")
+		req.AccessibilityRequirements = coretest.RequireRacks(names...)
+		_, err := m.CreateVolume(t.Context(), req)
+		coretest.WantCode(t, err, codes.Aborted, id)
+	}
+	if with := m.racksWith(t, "v"); len(with) > 0 {
+		t.Errorf("disks on the racks %v", with)
+	}
+}
+
 func TestVolumeLifeOnSeveralRacks(t *testing.T) {
 	m := newMultiRig(t)
 	for _, name := range rackNames {

@@ -44,7 +44,7 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "disk", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(ctx, "volume", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {
@@ -69,20 +69,20 @@ func checkSnapshotParameters(parameters map[string]string) error {
 }
 
 // takeSnapshot makes the snapshot, or returns it if it exists already.
-func (c rackController) takeSnapshot(ctx context.Context, name string, source rack.Disk) (rack.Snapshot, error) {
-	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
-	want := rack.NewSnapshotDescription(c.cluster, name, rack.Lineage(source.VolumeID, description.Lineage))
-	want.LUKS = description.LUKS
-	want.Volume = rack.GrownVolume(source)
-	source, err := c.waitForSource(ctx, source)
+func (c rackController) takeSnapshot(ctx context.Context, name string, disk rack.Disk) (rack.Snapshot, error) {
+	want := rack.NewSnapshotDescription(c.cluster, name, nil)
+	source, err := c.waitForSource(ctx, disk) // after the wait the volume may have another disk
 	var snapshot rack.Snapshot
 	if err == nil {
+		described, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
+		want.Lineage = rack.Lineage(source.VolumeID, described.Lineage)
+		want.LUKS, want.Volume = described.LUKS, rack.GrownVolume(source)
 		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.ID)
 	}
 	if err == nil {
 		return snapshot, nil
 	}
-	snapshot, found, lookErr := c.findSnapshot(ctx, want, source.VolumeID)
+	snapshot, found, lookErr := c.findSnapshot(ctx, want, disk.VolumeID)
 	switch {
 	case lookErr != nil:
 		return snapshot, fmt.Errorf("%w; %w", lookErr, singleLine(err))

@@ -258,6 +258,19 @@ func TestRepeatedCreateSnapshot(t *testing.T) {
 	}
 }
 
+// While the rack makes a snapshot of a detached disk, the disk is in maintenance. A repeated call that cannot wait until
+// that ends returns the snapshot all the same.
+func TestRepeatedCreateSnapshotWhileTheDiskIsInMaintenance(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	made := r.snapshot(t, "s", volume)
+	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "maintenance"))
+	ctx := coretest.WithTimeout(t, 2100*time.Millisecond) // real time: the call waits for a tenth of a second of it
+	again, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: volume})
+	r.Must(t, err)
+	coretest.WantSame(t, again.GetSnapshot().GetSnapshotId(), made)
+}
+
 // While the rack makes another snapshot of the disk it answers 409. The call retries until its deadline.
 func TestCreateSnapshotWaitsForAnother(t *testing.T) {
 	r := newRig(t)
@@ -419,7 +432,7 @@ func TestRestore(t *testing.T) {
 				return
 			}
 			r.Must(t, err)
-			r.WantCalls(t, map[string]int{"snapshot_view": 1, "disk_create": 1})
+			r.WantCalls(t, map[string]int{"anti_affinity_group_list": 1, "snapshot_view": 1, "disk_create": 1})
 			id := got.GetVolume().GetVolumeId()
 			if got.GetVolume().GetCapacityBytes() != test.want || got.GetVolume().GetVolumeContext()[rpc.KeyBlockSize] != "512" {
 				t.Errorf("got %v", got)
@@ -544,7 +557,9 @@ func TestClone(t *testing.T) {
 	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}
 	got, err := r.CreateVolume(t.Context(), req)
 	r.Must(t, err)
-	r.WantCalls(t, map[string]int{"disk_view": 2, "snapshot_create": 1, "disk_create": 1, "snapshot_delete": 1})
+	r.WantCalls(t, map[string]int{
+		"anti_affinity_group_list": 1, "disk_view": 2, "snapshot_create": 1, "disk_create": 1, "snapshot_delete": 1,
+	})
 	id := got.GetVolume().GetVolumeId()
 	coretest.WantSame(t, got.GetVolume().GetContentSource(), fromVolume(volume))
 	r.wantLineage(t, id, volume)

@@ -130,7 +130,7 @@ func (s *sweeper) sweep(ctx context.Context, rc rackController) {
 		}
 		rc.log.Info("deleted a leftover temporary snapshot", "name", snapshot.Name, "rack", rc.rack.Name())
 	}
-	again, err := rc.expander.Settle(ctx, expansions, expand.SettleAge)
+	again, err := rc.expander.Settle(ctx, expansions, expand.SettleAge, Adoptions)
 	if err != nil {
 		s.retryLater(ctx, rc, err)
 	} else if again {

@@ -17,16 +17,13 @@ import (
 
 // volume describes a disk as a CSI volume.
 func (c rackController) volume(disk rack.Disk, params parameters) *csi.Volume {
-	volume := &csi.Volume{
+	return &csi.Volume{
 		VolumeId:           disk.VolumeID,
 		CapacityBytes:      disk.SizeBytes,
+		VolumeContext:      volumeContext(disk, params),
 		ContentSource:      contentSource(disk),
 		AccessibleTopology: c.racks.topology[c.rack],
 	}
-	if disk.ID != "" { // while the disk is being replaced, its snapshot does not show the whole context
-		volume.VolumeContext = volumeContext(disk, params)
-	}
-	return volume
 }
 
 // rawBlock reports whether the disk was made for use as raw block.
@@ -40,7 +37,9 @@ func volumeContext(disk rack.Disk, params parameters) map[string]string {
 	values := map[string]string{
 		rpc.KeyDiskName:  disk.Name,
 		rpc.KeySizeBytes: strconv.FormatInt(disk.CreatedBytes, 10), // what the orchestrator has stored never changes
-		rpc.KeyBlockSize: strconv.FormatInt(disk.BlockSize, 10),
+	}
+	if disk.ID != "" { // a list does not know the block size while the disk is being replaced
+		values[rpc.KeyBlockSize] = strconv.FormatInt(disk.BlockSize, 10)
 	}
 	if params.rawBlock || rawBlock(disk) {
 		values[rpc.KeyRawBlock] = "true"

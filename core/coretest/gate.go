@@ -65,13 +65,10 @@ func (r *Held) Abandoned(t *testing.T) {
 	t.Helper()
 	select {
 	case <-r.abandoned:
-	case <-time.After(abandonTimeout):
+	case <-time.After(timeout):
 		t.Errorf("the request %s %s goes on without its caller", r.method, r.prefix)
 	}
 }
-
-// abandonTimeout is enough for a context to end.
-const abandonTimeout = 5 * time.Second
 
 // Release lets the request go on.
 func (r *Held) Release() { close(r.released) }

@@ -48,20 +48,17 @@ func TestCheckRespondsOfAHungDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Real time, because programs read the disk. On a busy machine dd needs a while until it reads, and before that it
+	// can be killed.
 	reader := &device.ChildReader{Timeout: 3 * time.Second}
 	release := iohang.Start(t, os.Getpid(), disk.Number.Major, disk.Number.Minor)
-	for range 5 {
+	for i := range 5 {
 		err := reader.CheckResponds(t.Context(), hung)
 		if !errors.Is(err, device.ErrNoAnswer) || !strings.Contains(err.Error(), hung.String()) || len(err.Error()) > 250 {
 			t.Errorf("%v, want ErrNoAnswer with the disk in 250 characters", err)
+		} else if i == 4 && !strings.Contains(err.Error(), "an earlier read still waits") {
+			t.Errorf("%v: a repetition was not answered at once", err)
 		}
-	}
-	start := time.Now()
-	if err := reader.CheckResponds(t.Context(), hung); !errors.Is(err, device.ErrNoAnswer) {
-		t.Errorf("%v, want ErrNoAnswer", err)
-	}
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("a repetition took %s, so it did not answer at once", took)
 	}
 	if count := children(t, hung.Path); count != 1 {
 		t.Errorf("%d children wait for the disk, want 1", count)
@@ -73,7 +70,7 @@ func TestCheckRespondsOfAHungDisk(t *testing.T) {
 		t.Errorf("the other disk: %v", err)
 	}
 	release()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := (reader).CheckResponds(t.Context(), hung)
 		if err == nil {
 			break

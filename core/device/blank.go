@@ -172,7 +172,7 @@ func (b *Blank) prove(ctx context.Context, options BlankOptions) (err error) {
 	if b.exclusive, err = b.dev.Open(unix.O_RDONLY | unix.O_EXCL); err != nil {
 		return err
 	}
-	if b.dev.sequence, err = Sequence(b.exclusive); err != nil {
+	if b.dev.sequence, err = sequenceOf(b.exclusive); err != nil {
 		return fmt.Errorf("%w %s: sequence number: %w", ErrNotBlank, b.dev, err)
 	}
 	if err := b.scan(ctx, options); err != nil {
@@ -239,7 +239,7 @@ func (b *Blank) Device() Device { return b.dev }
 // HasRemains reports whether the disk holds remains of an interrupted format.
 func (b *Blank) HasRemains() bool { return b.remains }
 
-// Sequence returns the kernel's sequence number of the disk, see [Sequence].
+// Sequence returns the kernel's sequence number of the disk, see [Device.Sequence].
 func (b *Blank) Sequence() uint64 { return b.dev.sequence }
 
 // Format makes the disk ready for mkfs and calls mkfs with the path of the device:

@@ -241,15 +241,16 @@ const nvmeClass = "0x010802"
 // function is still starting, or the kernel rejected it because another function has the same serial. The kernel then
 // unbinds the driver from either of the two, so a single match in /sys/block proves nothing.
 func (r Roots) functionNotReady() (address string, err error) {
-	addresses, err := r.functionsNotReady()
+	addresses, err := r.FunctionsNotReadyNow()
 	if err != nil || len(addresses) == 0 {
 		return "", err
 	}
 	return addresses[0], nil
 }
 
-// functionsNotReady returns the addresses of all such functions: none if sysfs shows no PCI bus.
-func (r Roots) functionsNotReady() (addresses []string, err error) {
+// FunctionsNotReadyNow is [Roots.FunctionsNotReady] without the wait: functions that are still starting are not ready.
+// There are none if sysfs shows no PCI bus.
+func (r Roots) FunctionsNotReadyNow() (addresses []string, err error) {
 	functions, err := os.ReadDir(r.sys("bus", "pci", "devices"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

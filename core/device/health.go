@@ -31,9 +31,6 @@ func (r Roots) ControllerState(disk string) string {
 	return state
 }
 
-// FunctionsNotReadyNow is [Roots.FunctionsNotReady] without the wait: functions that are still starting are not ready.
-func (r Roots) FunctionsNotReadyNow() ([]string, error) { return r.functionsNotReady() }
-
 // FunctionsNotReady returns the addresses of PCI NVMe functions that are not ready: the kernel rejected them, mostly
 // because another disk has the same serial, or their controllers do not start. It waits for functions that are still
 // starting, as long as [Roots.WaitForDisk] does and ctx allows.
@@ -43,7 +40,7 @@ func (r Roots) FunctionsNotReady(ctx context.Context) ([]string, error) {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
-		addresses, err := r.functionsNotReady()
+		addresses, err := r.FunctionsNotReadyNow()
 		if err != nil || len(addresses) == 0 {
 			return nil, err
 		}

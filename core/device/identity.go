@@ -24,10 +24,11 @@ var BootID = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(content)), nil
 })
 
-// Sequence returns the kernel's sequence number of the disk; see the function [Sequence].
+// Sequence returns the kernel's sequence number of the disk. Unlike a device number, it is never used again while the
+// guest runs. It is 0 before Linux 5.15.
 func (d Device) Sequence() (sequence uint64, err error) {
 	err = d.withFile(func(file *os.File) error {
-		sequence, err = Sequence(file)
+		sequence, err = sequenceOf(file)
 		return err
 	})
 	return sequence, err
@@ -47,7 +48,7 @@ func (d Device) CheckUnusedSince(sequence uint64) error {
 	if err != nil {
 		return err
 	}
-	now, err := Sequence(file)
+	now, err := sequenceOf(file)
 	if err == nil && sequence != 0 && now != sequence {
 		err = fmt.Errorf("%w: %s has sequence number %d, not %d", ErrMismatch, d, now, sequence)
 	}

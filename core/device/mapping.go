@@ -54,8 +54,8 @@ func (d Device) LUKSHeader() (headerUUID, label string, err error) {
 const mappingPrefix = "oxide-csi-"
 
 // MappingName returns the name of the device-mapper device through which a volume's encrypted disk is used. sequence is
-// that of the disk, see [Sequence]: a disk that comes back has another one, while something may still have the mapping
-// of its former attachment open.
+// that of the disk, see [Device.Sequence]: a disk that comes back has another one, while something may still have the
+// mapping of its former attachment open.
 func MappingName(volume uuid.UUID, sequence uint64) string {
 	return MappingPrefix(volume) + strconv.FormatUint(sequence, 10)
 }

@@ -63,3 +63,82 @@ func TestRemoveFormatMarkerSparesData(t *testing.T) {
 		}
 	}
 }
+
+// A marker of a newer format is not recognised, because it may mean something else. It stays, and the disk does not
+// count as blank.
+func TestNewerMarkerIsNotRecognised(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(*device.Blank, device.Device) error{
+		"format": func(blank *device.Blank, _ device.Device) error {
+			return errors.Join(blank.Format(func(string) error { return nil }), blank.Close())
+		},
+		"growth": func(blank *device.Blank, dev device.Device) error {
+			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Growing))
+		},
+		"check": func(blank *device.Blank, dev device.Device) error {
+			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Checking))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			d := g.Add(diskName, sizeBytes)
+			blank, err := prove(t, g, d, blankOrigin)
+			must(t, err)
+			dev, err := g.Roots().ByNumber(d.Number)
+			must(t, err)
+			must(t, begin(blank, dev))
+			makeNewer(t, d.Loop, "csi.oxide.computer "+name+" marker 1\n")
+			before := devicetest.Digest(t, d.Loop, d.Backing)
+			if has, err := device.HasFormatMarker(dev, blankOrigin.DiskID); err != nil || has {
+				t.Errorf("a format marker is recognised: %t, %v", has, err)
+			}
+			if work, err := device.InterruptedWork(dev); err != nil || work != device.NoWork {
+				t.Errorf("a marker of work is recognised: %q, %v", work, err)
+			}
+			must(t, device.RemoveFormatMarker(dev, blankOrigin.DiskID))
+			must(t, device.RemoveWorkMarker(dev))
+			if name != "format" {
+				if err := device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Growing); !errors.Is(err, device.ErrOccupied) {
+					t.Errorf("the marker is replaced: %v", err)
+				}
+			}
+			if _, err := prove(t, g, d, blankOrigin); !errors.Is(err, device.ErrNotBlank) {
+				t.Errorf("the disk is blank: %v", err)
+			}
+			if devicetest.Digest(t, d.Loop, d.Backing) != before {
+				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// makeNewer increases the version in each copy of a marker that begins with this line.
+func makeNewer(t *testing.T, disk, line string) {
+	t.Helper()
+	content, err := os.ReadFile(disk)
+	must(t, err)
+	file, err := os.OpenFile(disk, os.O_RDWR|unix.O_SYNC, 0)
+	must(t, err)
+	copies := 0
+	for at := 0; ; copies++ {
+		next := bytes.Index(content[at:], []byte(line))
+		if next < 0 {
+			break
+		}
+		at += next + len(line)
+		_, err := file.WriteAt([]byte("2"), int64(at-len("1\n")))
+		must(t, err)
+	}
+	must(t, file.Close())
+	if copies == 0 {
+		t.Fatalf("the disk has no %q", line)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -22,7 +22,8 @@ type Device struct {
 	Path string
 	// FirstBytes is the size that the volume's first disk had, if this disk is larger, else 0. See [Device.sizes].
 	FirstBytes int64
-	// sequence is the kernel's sequence number of the disk that was found, or 0 if it is unknown, see [Sequence].
+	// sequence is the kernel's sequence number of the disk that was found, or 0 if it is unknown, see
+	// [Device.Sequence].
 	sequence uint64
 }
 
@@ -91,7 +92,7 @@ func (d Device) verify(file *os.File) error {
 	if size != d.SizeBytes {
 		return fmt.Errorf("%w: %s has %d bytes when opened, %d in sysfs", ErrMismatch, d, size, d.SizeBytes)
 	}
-	sequence, err := Sequence(file)
+	sequence, err := sequenceOf(file)
 	if err != nil {
 		return fmt.Errorf("%w: sequence number of %s: %w", ErrUnreadable, d.Path, err)
 	}
@@ -102,9 +103,8 @@ func (d Device) verify(file *os.File) error {
 	return nil
 }
 
-// Sequence returns the kernel's sequence number of the disk behind the open file. Unlike a device number, it is never
-// used again while the guest runs. It is 0 before Linux 5.15.
-func Sequence(file *os.File) (uint64, error) {
+// sequenceOf returns the sequence number of the disk behind the open file, see [Device.Sequence].
+func sequenceOf(file *os.File) (uint64, error) {
 	var sequence uint64
 	err := ioctlUint64(file, unix.BLKGETDISKSEQ, &sequence)
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {

@@ -84,9 +84,12 @@
 //     disk yet. The snapshot and two records then stay until the next sweep of the controller that deleted the volume.
 //     If that one ends before, they stay for good, as quota. No volume's data are touched, and the volume does not come
 //     back. DeleteVolume for the same ID deletes them.
-//   - Another controller creates a volume of the same orchestrator's name while the name is free. Kubernetes does not
-//     reuse the name of a volume that exists. The expansion then stops with an error that names the other disk, and the
-//     snapshot keeps the data.
+//   - Another controller creates a volume of the same orchestrator's name, and has read the records before the commit
+//     ([Expander.ExpandingDisk]). If the name is free when its request for a disk arrives, the rack makes a blank disk.
+//     Kubernetes does not reuse the name of a volume that exists. The expansion then stops with an error that names the
+//     other disk, and the snapshot keeps the data.
+//   - A user creates the volume again while it has no disk, and the request does not allow the volume's rack. The rack
+//     that it allows then makes a second, blank disk, and the expansion goes on.
 //   - A controller of an older version publishes the volume and writes to it between the snapshot and the deletion.
 //   - A host without an orchestrator mounts a volume at its boot without a controller (volume mount --wait), and the
 //     disk there is the old one: a controller ended after the commit, and the disk was attached to this host by hand or

@@ -175,7 +175,7 @@ func (e *Expander) prepare(
 	description := rack.SuccessorDescription(disk).Encode()
 	if described, ours := rack.ParseDescription(description); !ours || described.Volume != disk.VolumeID {
 		err = fmt.Errorf(
-			"disk %s has the description %.80q, from which a new disk could not be recognised: %w",
+			"volume %s: its disk has the description %.80q, from which a new disk could not be recognised: %w",
 			disk.VolumeID, disk.Description, rack.ErrRefused)
 		return d, snapshot, e.giveUp(ctx, i, err)
 	}
@@ -191,7 +191,7 @@ func (e *Expander) prepare(
 		return d, snapshot, err
 	case snapshot.State != rack.SnapshotReady || snapshot.SizeBytes != disk.SizeBytes || snapshot.DiskID != i.Disk:
 		return d, snapshot, e.giveUp(ctx, i, fmt.Errorf(
-			"snapshot %q of disk %s is %s, with %d bytes: %w",
+			"snapshot %q of volume %s is %s, with %d bytes: %w",
 			snapshot.Name, disk.VolumeID, snapshot.State, snapshot.SizeBytes, rack.ErrInternal))
 	}
 	quota, used, err := e.rack.Storage(ctx)
@@ -200,7 +200,7 @@ func (e *Expander) prepare(
 	}
 	if after := used - min(used, uint64(disk.SizeBytes)); uint64(i.SizeBytes) > quota-min(quota, after) {
 		return d, snapshot, e.giveUp(ctx, i, fmt.Errorf(
-			"disk %s: the quota has to leave room for the larger disk of %d bytes beside a snapshot of %d bytes: %w",
+			"volume %s: the quota has to leave room for the larger disk of %d bytes beside a snapshot of %d bytes: %w",
 			disk.VolumeID, i.SizeBytes, disk.SizeBytes, ErrNoRoom))
 	}
 	d, err = e.decide(ctx, i, disk.Name, true)

@@ -84,7 +84,7 @@ func (l *lister) readRecords(ctx context.Context) error {
 	}
 	set := Parse(records)
 	for disk, d := range set.decisions {
-		if l.isGrowth(d) && set.intents[d.Volume].Attempt == d.Attempt && disk > l.from.LastID && !l.isDeleted(d.Volume) {
+		if d.Cluster == l.cluster && set.underWay(d) && disk > l.from.LastID && !l.isDeleted(d.Volume) {
 			l.replaced[disk] = d
 		}
 	}

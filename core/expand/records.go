@@ -88,6 +88,11 @@ func (s Set) unfinished(cluster string, hasSnapshot map[string]bool) map[string]
 	return unfinished
 }
 
+// underWay reports whether a committed expansion is not finished. Its intent is deleted after its new disk was made.
+func (s Set) underWay(d rack.Replacement) bool {
+	return d.Committed && s.intents[d.Volume].Attempt == d.Attempt
+}
+
 // names reports whether a record names the snapshot of an attempt.
 func (s Set) names(attempt string) bool {
 	for _, i := range s.intents {

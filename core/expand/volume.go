@@ -5,6 +5,7 @@
 package expand
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,29 @@ func (e *Expander) Finish(ctx context.Context, volumeID string, needed bool) (ra
 		err = fmt.Errorf("volume %s: %w", volumeID, ErrUnderWay)
 	}
 	return disk, err
+}
+
+// ExpandingDisk returns the disk of this name, for a create of a volume, if an expansion is replacing it. Until the new
+// disk exists, the error is [rack.ErrReplaced]. [rack.ErrNotFound] means that no expansion is replacing such a disk.
+func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Disk, error) {
+	records, err := e.rack.Records(ctx)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	set := Parse(records)
+	for _, d := range set.decisions {
+		if d.DiskName != diskName || !set.underWay(d) || e.isDeleted(d.Volume) {
+			continue
+		}
+		disk, err := e.rack.DiskByName(ctx, diskName)
+		if errors.Is(err, rack.ErrNotFound) {
+			err = fmt.Errorf(
+				"volume %s exists and has no disk now: repeat its expansion (oxide-csi volume expand): %w",
+				d.Volume, rack.ErrReplaced)
+		}
+		return disk, err
+	}
+	return rack.Disk{}, fmt.Errorf("disk %q: %w", diskName, rack.ErrNotFound)
 }
 
 // Yield makes sure that a disk, which was just attached or stays attached, is not replaced. The caller has attached the
@@ -213,24 +237,28 @@ func (e *Expander) deleteHalf(ctx context.Context, diskID string) error {
 	return e.confirmGone(ctx, e.rack.DeleteDisk(ctx, diskID))
 }
 
-// deleteHalves deletes such disks of all volumes of this cluster that have grown.
-func (e *Expander) deleteHalves(ctx context.Context, set Set) (failed error) {
-	if !slices.ContainsFunc(slices.Collect(maps.Values(set.decisions)), e.isGrowth) {
+// deleteHalves deletes such disks of all volumes of this cluster that have grown. adoptions are the clusters that have
+// adopted a volume, by volume. A decision names the cluster that made it, which may not own the volume any more.
+func (e *Expander) deleteHalves(ctx context.Context, set Set, adoptions map[string]string) (failed error) {
+	committed := func(d rack.Replacement) bool { return d.Committed }
+	if !slices.ContainsFunc(slices.Collect(maps.Values(set.decisions)), committed) {
 		return nil
 	}
 	for listed, err := range e.rack.Disks(ctx, rack.Cursor{}, 0) {
 		if err != nil {
 			return errors.Join(failed, err)
 		}
-		if disk := listed.Value; disk.HalfDeleted() && e.isGrowth(set.decisions[disk.VolumeID]) {
+		disk := listed.Value
+		if !disk.HalfDeleted() || !set.decisions[disk.VolumeID].Committed {
+			continue
+		}
+		described, _ := rack.ParseDescription(disk.Description)
+		if cmp.Or(adoptions[disk.VolumeID], described.Cluster) == e.cluster {
 			failed = errors.Join(failed, e.deleteHalf(ctx, disk.ID))
 		}
 	}
 	return failed
 }
-
-// isGrowth reports whether a decision says that a volume of this cluster has grown or is growing.
-func (e *Expander) isGrowth(d rack.Replacement) bool { return d.Committed && d.Cluster == e.cluster }
 
 // SettleAge is how long a process knows an expansion before it takes it over without an RPC. The process that carries
 // the expansion out needs less time. An earlier takeover would be safe but useless.
@@ -240,12 +268,13 @@ const SettleAge = 2 * time.Minute
 // committed. It never makes the disk of a volume whose disk is gone: the volume may be deleted. It deletes what is left
 // of deleted volumes, snapshots of expansions that no record names, and old disks that the rack failed to delete.
 // snapshots are the expansions' snapshots on the rack. It returns true if it must be called again after age, because
-// this process learned of an attempt less than age ago. Call it when a controller starts, and after an expansion that
-// failed.
+// this process learned of an attempt less than age ago. adoptions finds in the records the cluster that has adopted each
+// volume. Call Settle when a controller starts, and after an expansion that failed.
 func (e *Expander) Settle(
 	ctx context.Context,
 	snapshots []rack.Snapshot,
 	age time.Duration,
+	adoptions func(records []rack.Record) map[string]string,
 ) (again bool, err error) {
 	records, err := e.rack.Records(ctx) // after the snapshots: an attempt's intent is older than its snapshot
 	if err != nil {
@@ -275,7 +304,7 @@ func (e *Expander) Settle(
 			failed = errors.Join(failed, e.settle(ctx, volume, set))
 		}
 	}
-	failed = errors.Join(failed, e.deleteHalves(ctx, set))
+	failed = errors.Join(failed, e.deleteHalves(ctx, set, adoptions(records)))
 	return again || failed != nil, failed
 }
 

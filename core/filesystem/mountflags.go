@@ -20,8 +20,8 @@ type mountFlag struct {
 }
 
 // The allow-list of mount flags, from mount(8), ext4(5), xfs(5) and btrfs(5). It has no flag that names another device,
-// a file or a part of the filesystem, that skips recovery, the flushes of the disk or checksums, that makes the kernel
-// panic or go on with a damaged filesystem, or that changes what is mounted.
+// a file or a part of the filesystem, or that changes what is mounted. It has none that skips recovery, checksums or
+// the flushes of the disk. It has none that makes the kernel panic, or go on with a damaged filesystem.
 var (
 	genericFlags = append(bare(
 		"defaults", "ro", "rw", "atime", "noatime", "relatime", "norelatime", "strictatime", "nostrictatime",

@@ -20,27 +20,24 @@ import (
 func TestRunLeavesAHungProgramBehind(t *testing.T) {
 	disk := devicetest.New(t).Add("csi-hung", 1<<20)
 	release := iohang.Start(t, os.Getpid(), disk.Number.Major, disk.Number.Minor)
-	// On a busy machine dd needs a while until it reads, and before that it can be killed.
+	// Real time, because dd is a program. On a busy machine it needs a while until it reads, and before that it can be
+	// killed.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	start := time.Now()
 	_, err := hostexec.Run(ctx, "dd", "if="+disk.Loop, "of=/dev/null", "iflag=direct", "bs=4096", "count=1")
 	var left *hostexec.LeftBehindError
 	if !errors.As(err, &left) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("%v, want a program that was left behind", err)
 	}
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("Run took %s", took)
-	}
 	select {
 	case <-left.Ended:
-		t.Error("the program has ended although the disk hangs")
+		t.Error("Run waited until the program had ended")
 	default:
 	}
 	release()
 	select {
 	case <-left.Ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the program has not ended although the disk answers")
 	}
 }

@@ -335,6 +335,7 @@ func TestOneDerivationAtATime(t *testing.T) {
 	other := r.lock(t, uuid.MustParse("00000000-0000-4000-8000-000000000001"))
 	release, err := volumelock.AcquireNode(other, 0)
 	must(t, err)
+	// Of a deadline, 2 s are kept for the answer ([rpc.WaitBudget]). So with less, no time is left to wait for the turn.
 	ctx, cancel := context.WithTimeout(r.ctx, 1500*time.Millisecond)
 	defer cancel()
 	_, err = r.tool.Check(ctx, r.dev, luks.Passphrase("secret"))

@@ -136,7 +136,7 @@ func (f Formatter) FormatWith(ctx context.Context, blank *device.Blank, m Making
 		return m.Make(ctx, path)
 	})
 	if err != nil && !started {
-		return 0, errors.Join(err, f.RemoveRecord(m.DiskID))
+		return 0, errors.Join(err, f.removeRecord(m.DiskID))
 	}
 	if err != nil {
 		return took, err
@@ -261,7 +261,7 @@ func (f Formatter) RemoveMarkerAndRecord(diskID uuid.UUID, dev device.Device) er
 	if err := device.RemoveFormatMarker(dev, diskID); err != nil {
 		return err
 	}
-	return f.RemoveRecord(diskID)
+	return f.removeRecord(diskID)
 }
 
 // readRecord returns the record of a format of the disk, or nil.
@@ -297,8 +297,8 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 	return &r, nil
 }
 
-// RemoveRecord removes the record of a format and does not touch the disk. A missing record is no error.
-func (f Formatter) RemoveRecord(diskID uuid.UUID) error {
+// removeRecord removes the record of a format and does not touch the disk. A missing record is no error.
+func (f Formatter) removeRecord(diskID uuid.UUID) error {
 	if err := os.Remove(f.recordPath(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}

@@ -579,6 +579,7 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 	if _, err := mount.WaitFree(t.Context(), r.dev, 0, false); err != nil {
 		t.Errorf("of a filesystem: %v", err)
 	}
+	// Real time, because the holder is a process. The last second is kept for the answer, so this waits 0.2 s.
 	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
 	defer cancel()
 	if _, err := mount.WaitFree(ctx, r.dev, 0, true); !errors.Is(err, mount.ErrBusy) ||

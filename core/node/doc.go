@@ -59,6 +59,7 @@
 //   - stage.go: NodeStageVolume; content.go: the filesystem on the disk, and whether mkfs may run
 //   - unstage.go: NodeUnstageVolume; records.go: the records of held volumes, and foreign users of a disk
 //   - publish.go: NodePublishVolume and NodeUnpublishVolume
+//   - encrypt.go: opening and closing encrypted disks
 //   - identify.go: which volume is mounted at a path
 //   - health.go, probe.go: health of a volume and of its disk
 //   - volume.go: what a request says about its volume; validate.go: checks of requests

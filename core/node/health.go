@@ -111,6 +111,25 @@ func (n *Service) mountsOf(table mount.Table, id uuid.UUID, paths ...string) []m
 	return mounts
 }
 
+// recordedMounts returns the mounts of the disk in a volume's record. They include mounts of the disk from before it
+// left the guest and came back.
+func (n *Service) recordedMounts(table mount.Table, id uuid.UUID) (mounts []mount.Entry) {
+	record, err := n.records.Read(id)
+	if err != nil || record == nil {
+		return nil
+	}
+	now, err := n.devices.ByNumber(record.Number)
+	for _, entry := range table.OfDevice(record.Number) {
+		if err != nil || now.Serial == record.Serial || entry.NodeRemoved() { // otherwise another disk has the number now
+			mounts = append(mounts, entry)
+		}
+	}
+	if dev, err := n.devices.BySerial(record.Serial, record.Number); err == nil && dev.Number != record.Number {
+		mounts = append(mounts, table.OfDevice(dev.Number)...)
+	}
+	return slices.DeleteFunc(mounts, func(entry mount.Entry) bool { return !isVolume(entry) })
+}
+
 // entryConditions returns the problems that the mount table shows.
 func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if entry.ShutDown {

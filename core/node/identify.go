@@ -27,9 +27,10 @@ func isVolumeDisk(records []volumerecord.Record, disk device.Disk) bool {
 		slices.ContainsFunc(records, func(r volumerecord.Record) bool { return r.Serial == disk.Serial })
 }
 
-// Volumes counts this guest's disks that are volumes, how many of them are mounted, how many unstaged volumes have
-// read-only copies of their mount in other mount namespaces, and the NVMe functions that are not ready. It reads /sys,
-// the records and the mount table. It opens only the disks of unstaged volumes, and forgets those that are free now.
+// Volumes counts this guest's disks that are volumes, those of them that are mounted, and the NVMe functions that are
+// not ready. It also counts the unstaged volumes that have read-only copies of their mount in other mount namespaces.
+// It reads /sys, the records and the mount table. It opens only the disks of unstaged volumes, and forgets those that
+// are free now.
 func (n *Service) Volumes() (counts metrics.NodeVolumes, err error) {
 	disks, err := n.devices.Disks()
 	if err != nil {
@@ -110,25 +111,6 @@ func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, 
 		return unknownVolume
 	}
 	return anotherVolume
-}
-
-// recordedMounts returns the mounts of the disk in a volume's record. They include mounts of the disk from before it
-// left the guest and came back.
-func (n *Service) recordedMounts(table mount.Table, id uuid.UUID) (mounts []mount.Entry) {
-	record, err := n.records.Read(id)
-	if err != nil || record == nil {
-		return nil
-	}
-	now, err := n.devices.ByNumber(record.Number)
-	for _, entry := range table.OfDevice(record.Number) {
-		if err != nil || now.Serial == record.Serial || entry.NodeRemoved() { // otherwise another disk has the number now
-			mounts = append(mounts, entry)
-		}
-	}
-	if dev, err := n.devices.BySerial(record.Serial, record.Number); err == nil && dev.Number != record.Number {
-		mounts = append(mounts, table.OfDevice(dev.Number)...)
-	}
-	return slices.DeleteFunc(mounts, func(entry mount.Entry) bool { return !isVolume(entry) })
 }
 
 // diskRemoved reports whether the disk of a mount has left the guest.

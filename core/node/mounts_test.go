@@ -324,7 +324,7 @@ func TestNodeMountsOfRemovedDisks(t *testing.T) {
 			if r.number(v) == before {
 				return
 			}
-			if slot >= 12 { // until another process frees it
+			if slot >= 12 { // real time: only another process can free it, and the kernel tells of no change
 				time.Sleep(25 * time.Millisecond)
 				continue
 			}

@@ -677,6 +677,27 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	})
 }
 
+// What an unknown key of the publish context says may forbid what this version would do: a version that did not know the
+// key encryption would have formatted the disk in clear.
+func TestNodeRefusesNewerPublishContext(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		const key = "written by a newer controller"
+		before := r.digest(v)
+		v.publish[key] = ""
+		coretest.WantCode(r.t, r.stage(v, capability), codes.FailedPrecondition, v.id, key, "upgrade this node's plugin")
+		if r.digest(v) != before {
+			r.t.Error("the disk was written to")
+		}
+		r.wantMounts()
+		delete(v.publish, key)
+		coretest.Must(r.t, r.stage(v, capability))
+		v.publish[key] = ""
+		coretest.WantCode(r.t, r.publish(v, "target", capability, false), codes.FailedPrecondition, key)
+		coretest.Must(r.t, r.unstage(v))
+	})
+}
+
 // Nomad can lose the publish context. The filesystem on the disk is mounted without it.
 func TestNodeMountsFromVolumeContext(t *testing.T) {
 	t.Parallel()

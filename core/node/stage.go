@@ -56,8 +56,9 @@ func (n *Service) NodeStageVolume(
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// lockVolume takes the volume's lock. It waits for programs that an earlier process of the plugin started for the
-// volume, such as a mount(8) whose mount is not in the mount table yet, and for a check that an earlier call started.
+// lockVolume takes the volume's lock. It waits for a check that an earlier call started, and for programs that an
+// earlier process of the plugin started for the volume. Such a program is for instance a mount(8) whose mount is not in
+// the mount table yet.
 func (n *Service) lockVolume(
 	ctx context.Context,
 	volume uuid.UUID,

@@ -6,6 +6,7 @@ package node
 
 import (
 	"cmp"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -81,11 +82,44 @@ func parseVolumeID(volumeID string) (uuid.UUID, error) {
 	return uuid.MustParse(id), nil
 }
 
+// publishKeys are the keys that a publish context may have. This version does not use all of them.
+var publishKeys = []string{
+	rpc.KeyDiskName,
+	rpc.KeyDiskID,
+	rpc.KeySizeBytes,
+	rpc.KeyFirstBytes,
+	rpc.KeyBlockSize,
+	rpc.KeyOrigin,
+	rpc.KeyReadOnly,
+	rpc.KeyFSLineage,
+	rpc.KeyRawBlock,
+	rpc.KeyEncryption,
+}
+
+// checkPublishKeys rejects a publish context with a key that this version does not know. Orchestrators add no keys of
+// their own, so a newer controller wrote it. What the key says may forbid what this version would do: a version that
+// does not know [rpc.KeyEncryption] formats the disk in clear.
+func checkPublishKeys(id uuid.UUID, publishContext map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(publishContext)) {
+		if !slices.Contains(publishKeys, key) {
+			return rpc.FailedPrecondition(
+				"volume %s: publish_context has the key %.70q, which only a newer controller writes: upgrade this node's plugin",
+				id,
+				key,
+			)
+		}
+	}
+	return nil
+}
+
 // parseNodeVolume parses the volume ID and the contexts of a request. The publish context comes from the rack and has
 // priority. Orchestrators can lose it (Nomad). Then the volume context is enough to find the disk.
 func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]string) (nodeVolume, error) {
 	id, err := parseVolumeID(volumeID)
 	if err != nil {
+		return nodeVolume{}, err
+	}
+	if err := checkPublishKeys(id, publishContext); err != nil {
 		return nodeVolume{}, err
 	}
 	v := nodeVolume{

@@ -5,8 +5,10 @@
 // Package rack is the client of one Oxide rack. Only this package imports the Oxide SDK, and only here a volume is
 // called a disk: the rest of the plugin uses the words of the CSI specification.
 //
-//   - rack.go, snapshot.go: disks, instances and snapshots; each call is one API request
-//   - restart.go: stopping and starting instances, and the records that planned restarts keep on the rack
+//   - rack.go, instance.go, snapshot.go: disks, instances and snapshots; each call is one API request
+//   - grown.go: the disk of a volume that has grown
+//   - record.go: records, small texts that the plugin keeps on the rack
+//   - role.go, accesstoken.go: what the client's token may do, and when it expires
 //   - list.go: lists of disks and snapshots, page by page
 //   - wait.go: waiting until a disk or a snapshot reaches a stable state
 //   - description.go: the description of a disk or a snapshot, the only metadata that a rack keeps for us

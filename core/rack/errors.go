@@ -52,9 +52,9 @@ var (
 	ErrBusy = errors.New("the disk is still changing state")
 )
 
-// errUnclearNotFound is an [ErrNotFound] in other words than a rack of a known release uses. It may be about the
+// errUnconfirmedNotFound is an [ErrNotFound] in other words than a rack of a known release uses. It may be about the
 // project.
-var errUnclearNotFound = fmt.Errorf("%w", ErrNotFound)
+var errUnconfirmedNotFound = fmt.Errorf("%w", ErrNotFound)
 
 // OutcomeUnknown reports whether a change may have been made, or may still be made, although the call failed.
 func OutcomeUnknown(err error) bool {
@@ -124,7 +124,7 @@ func classify(err *oxide.HTTPError) error {
 		case code == "ObjectNotFound" && strings.HasPrefix(message, "not found: "):
 			return ErrNotFound
 		case code == "ObjectNotFound":
-			return errUnclearNotFound
+			return errUnconfirmedNotFound
 		}
 		// A 404 without that code comes from a server that is not an Oxide API, or from a route that this release
 		// lacks.

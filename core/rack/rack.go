@@ -247,7 +247,7 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {
-		return Disk{}, c.confirmUnclear(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
+		return Disk{}, c.confirmNotFound(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
 	}
 	return c.lookedUp(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
 }
@@ -349,9 +349,10 @@ func (c *Client) lookUpProject(ctx context.Context) (string, error) {
 	return project.Id, nil
 }
 
-// confirmUnclear checks the project if a 404 may be about the project, and not about the disk or snapshot of that name.
-func (c *Client) confirmUnclear(ctx context.Context, err error) error {
-	if errors.Is(err, errUnclearNotFound) {
+// confirmNotFound checks the project if a 404 may be about the project, and not about the disk or snapshot of that
+// name.
+func (c *Client) confirmNotFound(ctx context.Context, err error) error {
+	if errors.Is(err, errUnconfirmedNotFound) {
 		if unconfirmed := c.ConfirmProject(ctx); unconfirmed != nil {
 			return unconfirmed
 		}

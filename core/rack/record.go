@@ -92,7 +92,7 @@ func (c *Client) RecordNamed(ctx context.Context, name string) (Record, error) {
 	})
 	if err != nil {
 		err = c.translate(ctx, err, "look up anti-affinity group %q in project %q", name, c.project)
-		return Record{}, c.confirmUnclear(ctx, err)
+		return Record{}, c.confirmNotFound(ctx, err)
 	}
 	record := recordFrom(group)
 	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
@@ -147,5 +147,5 @@ func (c *Client) DeleteRecordNamed(ctx context.Context, name string) error {
 	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
 		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
 	})
-	return c.confirmUnclear(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
+	return c.confirmNotFound(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
 }

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -53,6 +54,39 @@ func (r *retrier) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		req = next
 	}
+}
+
+const (
+	// repetitionShare is how many repetitions each request earns: with an overloaded rack, repetitions add a tenth to the
+	// load. Without a budget they would treble it.
+	repetitionShare = 0.1
+	// repetitionBurst is how many repetitions are possible at once. It is enough for the calls under way when their
+	// connection ends.
+	repetitionBurst = maxCalls
+)
+
+// retryBudget limits the repetitions of requests. Its zero value has the whole burst left.
+type retryBudget struct {
+	mu   sync.Mutex
+	used float64
+}
+
+// earn is called for each request that is not a repetition.
+func (b *retryBudget) earn() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used = max(0, b.used-repetitionShare)
+}
+
+// spend reports whether a request may be repeated.
+func (b *retryBudget) spend() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+1 > repetitionBurst {
+		return false
+	}
+	b.used++
+	return true
 }
 
 // safeToRepeat reports whether a request can be sent twice: reads, and attaching and detaching, which change nothing

@@ -112,7 +112,7 @@ func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, err
 	)
 	if err != nil {
 		err = c.translate(ctx, err, "look up snapshot %q in project %q", name, c.project)
-		return Snapshot{}, c.confirmUnclear(ctx, err)
+		return Snapshot{}, c.confirmNotFound(ctx, err)
 	}
 	asked := identity{name: name, projectID: c.knownProjectID()}
 	return c.checkSnapshot(snapshotFrom(snapshot), asked, "look up snapshot %q", name)

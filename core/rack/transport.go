@@ -74,10 +74,18 @@ func discardOnClose(dial dialContext) dialContext {
 	}
 }
 
-// newTransport returns a client with the layers that a request passes, outermost first: share the answer of an equal
-// read, negotiate the API version, repeat what is safe to repeat, add the current token, wait for changes beyond the
-// caller's deadline, wait for a free place, observe the result. The second result is the layer of the API version,
-// which [Client.Check] uses directly, and the third the layer that waits for a place.
+// newTransport returns a client with the layers that a request passes. From the outermost to the innermost, they:
+//
+//   - share the answer of an equal read
+//   - negotiate the API version
+//   - repeat what is safe to repeat
+//   - add the current token
+//   - wait for changes beyond the caller's deadline
+//   - wait for a free place
+//   - observe the result
+//
+// The second result is the layer of the API version, which [Client.Check] uses directly, and the third the layer that
+// waits for a place.
 func newTransport(cfg Config, log *slog.Logger) (*http.Client, *versionNegotiator, *limiter) {
 	client := NewHTTPClient(nil)
 	if cfg.HTTPClient != nil {

@@ -4,7 +4,7 @@
 
 // Command release makes all files of a release in a new folder, from the folder of the repository:
 //
-//	release -o FOLDER -version vVERSION -commit COMMIT -ldflags FLAGS -image-flags FLAGS -kustomize PROGRAM
+//	release -o FOLDER -version vVERSION -ldflags FLAGS -image-flags FLAGS -kustomize PROGRAM
 //		[-platforms OS/ARCHITECTURE,...] TOOL...
 //
 // TOOL and the flags of images are those of package deploy/image. Equal sources, an equal Go and equal Debian packages
@@ -38,7 +38,6 @@ func main() {
 	var r release
 	flag.StringVar(&r.folder, "o", "dist", "new folder for the release")
 	flag.StringVar(&r.tag, "version", "", "version, beginning with v")
-	flag.StringVar(&r.commit, "commit", "", "commit of the sources")
 	flag.StringVar(&r.ldflags, "ldflags", "", "flags of Go's linker")
 	flag.StringVar(&r.imageFlags, "image-flags", "", "flags of deploy/image")
 	flag.StringVar(&r.kustomize, "kustomize", "kustomize", "program kustomize")
@@ -88,6 +87,9 @@ func (r release) images() []image {
 const host = "linux/amd64"
 
 func (r release) run(platforms []string) (err error) {
+	if r.commit, err = headCommit("."); err != nil {
+		return err
+	}
 	if err := os.Mkdir(r.folder, 0o755); err != nil {
 		return err
 	}
@@ -127,15 +129,8 @@ func (r release) run(platforms []string) (err error) {
 		digests[image.name] = digest
 		packages = append(packages, debian...)
 	}
-	common, err := r.documents()
-	if err != nil {
+	if err := r.archivePrograms(platforms, notices); err != nil {
 		return err
-	}
-	common["THIRD-PARTY-LICENSES"] = notices
-	for _, platform := range platforms {
-		if err := r.archivePrograms(platform, common); err != nil {
-			return err
-		}
 	}
 	if err := r.deploy(digests); err != nil {
 		return err
@@ -225,34 +220,51 @@ func layoutDigest(layout string) (string, error) {
 	return index.Manifests[0].Digest.String(), nil
 }
 
-// documents returns what stands beside the programs of each platform: licence, man pages and completions.
-func (r release) documents() (files, error) {
-	f := files{}
-	if err := f.read("LICENSE", "LICENSE"); err != nil {
-		return nil, err
-	}
-	man := filepath.Join(r.build, "man")
-	if err := run(
-		exec.Command("go", "run", "-tags=man", "-ldflags", r.ldflags, "./cmd/oxide-csi", "man", man),
-	); err != nil {
-		return nil, err
-	}
-	pages, err := readFolder(man, "man/man1/")
-	if err != nil {
-		return nil, err
-	}
-	f.addAll(pages)
-	for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
-		if f["completions/oxide-csi."+shell], err = exec.Command(r.program(host, pluginProgram), "completion", shell).
-			Output(); err != nil {
-			return nil, fmt.Errorf("completion %s: %w", shell, err)
+// documents returns what stands beside each program: its man pages and completions.
+func (r release) documents() (map[string]files, error) {
+	documents := map[string]files{}
+	for _, name := range programs {
+		man := filepath.Join(r.build, "man", name)
+		cmd := exec.Command("go", "run", "-tags=man", "-ldflags", r.ldflags, "./cmd/"+name, "man", man)
+		if err := run(cmd); err != nil {
+			return nil, err
 		}
+		f, err := readFolder(man, "man/man1/")
+		if err != nil {
+			return nil, err
+		}
+		for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
+			script, err := exec.Command(r.program(host, name), "completion", shell).Output()
+			if err != nil {
+				return nil, fmt.Errorf("%s completion %s: %w", name, shell, err)
+			}
+			f["completions/"+name+"."+shell] = script
+		}
+		documents[name] = f
 	}
-	return f, nil
+	return documents, nil
 }
 
-// archivePrograms writes the archive of a platform, and the lists of its contents.
-func (r release) archivePrograms(platform string, common files) error {
+// archivePrograms writes the archives of the platforms.
+func (r release) archivePrograms(platforms []string, notices []byte) error {
+	common := files{"THIRD-PARTY-LICENSES": notices}
+	if err := common.read("LICENSE", "LICENSE"); err != nil {
+		return err
+	}
+	documents, err := r.documents()
+	if err != nil {
+		return err
+	}
+	for _, platform := range platforms {
+		if err := r.archivePlatform(platform, common, documents); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// archivePlatform writes the archive of a platform, and the lists of its contents.
+func (r release) archivePlatform(platform string, common files, documents map[string]files) error {
 	f := files{}
 	f.addAll(common)
 	var paths []string
@@ -265,6 +277,7 @@ func (r release) archivePrograms(platform string, common files) error {
 		if err := f.read(name, path); err != nil {
 			return err
 		}
+		f.addAll(documents[name])
 	}
 	if platform == host {
 		units, err := readFolder("deploy/systemd", "systemd/")

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -158,5 +159,48 @@ func TestListsAreReproducible(t *testing.T) {
 	}
 	if c.spdx()["documentNamespace"] == other.spdx()["documentNamespace"] {
 		t.Error("lists of other contents have the same namespace")
+	}
+}
+
+// The provenance names a commit. So a release with changes that are not in the commit is refused. Files that git does
+// not track do not count: earlier builds leave some.
+func TestChangedSourcesAreRefused(t *testing.T) {
+	folder := t.TempDir()
+	git := func(args ...string) string {
+		t.Helper()
+		command := exec.Command("git", args...)
+		command.Dir = folder
+		command.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
+			"GIT_AUTHOR_NAME=t", "GIT_AUTHOR_EMAIL=t@t", "GIT_COMMITTER_NAME=t", "GIT_COMMITTER_EMAIL=t@t")
+		out, err := command.CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %q: %v, %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	git("init", "--quiet")
+	write("main.go", "package main")
+	git("add", "main.go")
+	git("commit", "--quiet", "--message=first")
+	write("untracked", "")
+	write("main.go", "package main") // with another time, as in a copied folder
+	if commit, err := headCommit(folder); err != nil || commit != git("rev-parse", "HEAD") {
+		t.Errorf("%q, %v", commit, err)
+	}
+	write("main.go", "package other")
+	for _, when := range []string{"changed", "staged"} {
+		if commit, err := headCommit(folder); err == nil || !strings.Contains(err.Error(), "main.go") {
+			t.Errorf("%s: %q, %v", when, commit, err)
+		}
+		git("add", "main.go")
+	}
+	if commit, err := headCommit(t.TempDir()); err == nil {
+		t.Errorf("outside a repository: %q", commit)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -18,6 +19,34 @@ const (
 	checksumsFile  = "SHA256SUMS"
 	provenanceFile = "provenance.intoto.json"
 )
+
+// headCommit returns the commit of the sources in a folder. It fails if tracked files differ from this commit: the
+// provenance would name sources that the release was not made from.
+func headCommit(folder string) (string, error) {
+	commit, err := git(folder, "rev-parse", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	changed, err := git(folder, "diff", "--name-only", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	if changed != "" {
+		file, _, _ := strings.Cut(changed, "\n")
+		return "", fmt.Errorf("%s is not as in the last commit, which the provenance names: commit all changes", file)
+	}
+	return commit, nil
+}
+
+func git(folder string, args ...string) (string, error) {
+	cmd := exec.Command("git", append([]string{"-C", folder}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
 
 // writeProvenanceAndChecksums writes the provenance of all files, and then the checksums of all files. packages are the
 // Debian packages in the images. The provenance itself is not signed: trust in it comes from the key that signs the

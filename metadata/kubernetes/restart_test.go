@@ -148,6 +148,7 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request) {
 			// an error means that the client has disconnected
 		}
 		_ = http.NewResponseController(w).Flush()
+		// A poll: the changes of a Node come from many places, and no channel tells of them.
 		c.mu.Unlock()
 		time.Sleep(time.Millisecond)
 		c.mu.Lock()

@@ -55,7 +55,7 @@ func RunRestart(t *testing.T, newHarness func(t *testing.T) RestartHarness) {
 					return
 				}
 			}
-			for _, problem := range c.check(h, soon) {
+			for _, problem := range c.check(h, soon, restartTimeout) {
 				t.Error(problem)
 			}
 		})
@@ -68,8 +68,13 @@ type restartCase struct {
 	run   func(*restartProbe)
 }
 
-func (c restartCase) check(h RestartHarness, soon time.Duration) []string {
-	p := &restartProbe{RestartHarness: h, soon: soon, requester: h.NewRequester(), listener: h.NewListener()}
+// check runs the case. soon is how long a call may go on after its context has ended, and signalTimeout how long a
+// signal of a change may take.
+func (c restartCase) check(h RestartHarness, soon, signalTimeout time.Duration) []string {
+	p := &restartProbe{
+		RestartHarness: h, soon: soon, signalTimeout: signalTimeout,
+		requester: h.NewRequester(), listener: h.NewListener(),
+	}
 	c.run(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -311,7 +316,8 @@ type restartProbe struct {
 	RestartHarness
 	requester metadata.RestartRequester
 	listener  metadata.RestartListener
-	soon      time.Duration
+
+	soon, signalTimeout time.Duration
 
 	mu       sync.Mutex
 	problems []string
@@ -328,7 +334,7 @@ func (p *restartProbe) failf(format string, args ...any) {
 
 // signalled waits for a signal of changes after which this restart is requested.
 func (p *restartProbe) signalled(when string, changes <-chan struct{}, want string) {
-	for late := time.After(p.soon); ; {
+	for late := time.After(p.signalTimeout); ; {
 		select {
 		case <-changes:
 		case <-late:

@@ -49,10 +49,10 @@ const (
 // maxSocketPath is the kernel's limit for the path of a unix socket, in bytes.
 const maxSocketPath = 107
 
-// DefaultAddress is the default address of an agent.
-const DefaultAddress = "http://127.0.0.1:4646"
+// defaultAddress is the default address of an agent.
+const defaultAddress = "http://127.0.0.1:4646"
 
-// Options says how to reach the agent. The zero value means [DefaultAddress] without a token.
+// Options says how to reach the agent. The zero value means "http://127.0.0.1:4646" without a token.
 type Options struct {
 	// Socket is the URL of the task API's socket, such as "unix:///secrets/api.sock". Nomad gives it to a task with a
 	// workload identity. It is used before Address.
@@ -196,7 +196,7 @@ func (o Options) addresses() (all []string) {
 		}
 	}
 	if len(all) == 0 {
-		return []string{DefaultAddress}
+		return []string{defaultAddress}
 	}
 	return all
 }

@@ -121,7 +121,7 @@ func keepWriting(t *testing.T, file string) (stop func()) {
 			select {
 			case <-stopped:
 				return
-			case <-time.After(5 * time.Millisecond):
+			case <-time.After(5 * time.Millisecond): // real time, as in a file that a program keeps writing
 				write()
 			}
 		}

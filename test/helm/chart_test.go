@@ -661,6 +661,7 @@ var open = []string{
 	"sidecars.registrar.resources.requests",
 	"buckets.driver.affinity",
 	"buckets.driver.nodeSelector",
+	"buckets.driver.env",
 	"buckets.driver.resources.limits",
 	"buckets.driver.resources.requests",
 	"buckets.sidecar.resources.limits",

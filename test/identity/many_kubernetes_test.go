@@ -28,8 +28,8 @@ const (
 	manyNodes = 1000
 	// idleTime is how long the providers only wait. It is more than the longest pause of a provider that polls, 10 s.
 	idleTime = 25 * time.Second
-	// patience is how long the providers may take in all, also on a slow machine.
-	patience = 5 * time.Minute
+	// waitLimit is how long the providers may take in all, also on a slow machine.
+	waitLimit = 5 * time.Minute
 )
 
 // TestManyProviders counts the requests of 1,000 providers at the API server, by its audit log. All begin at the same
@@ -48,7 +48,7 @@ func TestManyProviders(t *testing.T) {
 		}, nil)
 	})
 	before, began := c.requests(t), time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	var waiting errgroup.Group
 	for i := range manyNodes {

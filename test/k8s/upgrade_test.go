@@ -90,6 +90,9 @@ func TestUpgrade(t *testing.T) {
 // replaced replaces the plugin in both directions under a pod that writes.
 func (c *cluster) replaced(t *testing.T, ways map[string]func(*testing.T)) {
 	by := path.Base(t.Name())
+	present, err := os.ReadFile("../../VERSION")
+	must(t, err)
+	versions := map[string]string{"upgrade": nextVersion, "rollback": "v" + strings.TrimSpace(string(present))}
 	c.apply(t, claim{name: "writes"}.String()+pod{name: "writes", claim: "writes", on: c.a}.String())
 	c.running(t, "writes")
 	// Each line is on the disk before the next one is written: its number, and when, in hundredths of a second.
@@ -106,11 +109,7 @@ done) >/dev/null 2>&1 &`)
 		c.measured(t, by+"/"+way+"/new volume to running pod", time.Since(began))
 		c.rolledOut(t)
 		c.measured(t, by+"/"+way+"/all nodes", time.Since(began))
-		version := "v0.1.0"
-		if way == "upgrade" {
-			version = nextVersion
-		}
-		c.runsVersion(t, version)
+		c.runsVersion(t, versions[way])
 		c.measured(t, by+"/"+way+"/longest pause of a writing pod", c.longestPause(t, "writes", from))
 		c.gone(t, "pod/"+way, "pvc/"+way)
 	}

@@ -7,20 +7,16 @@
 package release
 
 import (
-	"archive/tar"
 	"bytes"
-	"crypto/sha256"
 	"debug/elf"
 	"encoding/json"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
@@ -95,35 +91,17 @@ func TestUnitsStartTheProgram(t *testing.T) {
 // TestImagesHaveThePrograms checks that each image starts the same program that the archive has.
 func TestImagesHaveThePrograms(t *testing.T) {
 	folder := programsOf(t, "linux-amd64")
-	for name, program := range map[string]string{
-		"oxide-csi-plugin": "oxide-csi", "oxide-csi-controller": "oxide-csi", "oxide-cosi": "oxide-cosi",
-	} {
+	for name, program := range imagePrograms {
 		image, err := tarball.ImageFromPath(path(t, name+"-VERSION.docker.tar"), nil)
 		must(t, err)
 		config, err := image.ConfigFile()
 		must(t, err)
-		want, err := os.ReadFile(filepath.Join(folder, program))
-		must(t, err)
 		if start := config.Config.Entrypoint; len(start) != 1 || start[0] != "/"+program {
 			t.Fatalf("%s starts %q", name, start)
 		}
-		files := mutate.Extract(image)
-		found := false
-		for archive := tar.NewReader(files); ; {
-			header, err := archive.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			must(t, err)
-			if strings.Trim(header.Name, "./") != program {
-				continue
-			}
-			got, err := io.ReadAll(archive)
-			must(t, err)
-			found = sha256.Sum256(got) == sha256.Sum256(want)
-		}
-		must(t, files.Close())
-		if !found {
+		want, err := os.ReadFile(filepath.Join(folder, program))
+		must(t, err)
+		if !bytes.Equal(imageFiles(t, name)[program], want) {
 			t.Errorf("%s does not have the %s of the archive", name, program)
 		}
 	}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the release of the last commit twice, in two clones. The second build has another folder, HOME, umask, time zone,
-# language, and other times of its files. Both must be equal byte for byte. Then package test/release checks what is in it.
+# language, and other times of its files. Both must be equal byte for byte. Then package test/release checks what is in it,
+# and the tests of deploy/release check the program that made it.
 #
 # PLATFORMS names the platforms of the programs; make passes it on.
 #
@@ -28,4 +29,4 @@ mkdir "$work/home"
 
 diff -r "$work/first/dist" "$work/a-second/folder/dist"
 echo "verify: $(find "$work/first/dist" -type f | wc -l) files are equal in both builds"
-OXIDE_RELEASE=$work/first/dist go test -tags=release -count=1 -v ./test/release
+OXIDE_RELEASE=$work/first/dist go test -tags=release -count=1 -v ./deploy/release ./test/release

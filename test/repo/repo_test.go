@@ -9,6 +9,7 @@ package repo
 import (
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -162,6 +163,63 @@ func TestMapsNameEachPackage(t *testing.T) {
 			t.Errorf("the tree of CONTRIBUTING.md has no core/%s", entry.Name())
 		}
 	}
+}
+
+var (
+	comment  = regexp.MustCompile(`(?m)(?:^//.*\n)+`)
+	fileMap  = regexp.MustCompile(`(?m)^//   - \w+\.go\b`)
+	fileName = regexp.MustCompile(`[\w/.-]*\w\.go\b`)
+)
+
+// TestMapsNameEachFile checks the comments that list the files of their package: each file that they name exists, and
+// together they have all files but tests and the file with the list.
+func TestMapsNameEachFile(t *testing.T) {
+	maps := 0
+	for folder, files := range packages(t) {
+		var named, own []string
+		for _, file := range files {
+			for _, text := range comment.FindAllString(read(t, filepath.Join(folder, file)), -1) {
+				if fileMap.MatchString(text) {
+					own = append(own, file)
+					named = append(named, fileName.FindAllString(text, -1)...)
+				}
+			}
+		}
+		if own == nil {
+			continue
+		}
+		maps++
+		for _, file := range files {
+			test := strings.HasSuffix(file, "_test.go")
+			if !test && !slices.Contains(named, file) && !slices.Contains(own, file) {
+				t.Errorf("the map in %s/%s has no %s", folder, own[0], file)
+			}
+		}
+		for _, file := range named {
+			if !slices.Contains(files, file) {
+				t.Errorf("the map in %s/%s names %s, which does not exist", folder, own[0], file)
+			}
+		}
+	}
+	if maps < 12 {
+		t.Errorf("only %d packages with a map were found", maps)
+	}
+}
+
+// packages returns the Go files of each folder.
+func packages(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && path.Ext(name) == ".go" {
+			all[path.Dir(name)] = append(all[path.Dir(name)], path.Base(name))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // TestDecisionRecords checks that each decision record is as short as docs/development/decisions/README.md asks, and

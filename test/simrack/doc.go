@@ -19,10 +19,12 @@
 //   - rack.go: options, the Rack, starting and stopping it, and locking its records
 //   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of
 //     docs/reference/rack.md
+//   - guests.go: what a rack asks of the machines inside its instances
 //   - addresses.go: network interfaces and addresses of instances, which only other clients than the plugin ask for
 //   - names.go: names, UUIDs, and selectors, which may be either
 //   - http.go: versions, routes, authentication, answers; body.go: request bodies; page.go: lists; wire.go: the JSON
-//     views
+//     views; tokens.go: tokens and their roles
+//   - network.go: connections that faults can break
 //   - faults.go, calls.go, control.go: the control endpoint
 //   - store.go: the records that survive the process
 //

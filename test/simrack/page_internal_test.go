@@ -13,15 +13,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-type thing struct{ name, id string }
+type value struct{ name, id string }
 
-func (t *thing) key() (name, id string) { return t.name, t.id }
+func (t *value) key() (name, id string) { return t.name, t.id }
 
 // TestCollectionIsSorted puts and removes several chunks full of objects, and compares every page with a sorted list.
 func TestCollectionIsSorted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var s collection[*thing]
-	there := map[string]*thing{}
+	var s collection[*value]
+	there := map[string]*value{}
 	for round := range 6 {
 		for range 3 * maxChunk {
 			name := fmt.Sprintf("n-%04d", rng.IntN(4000))
@@ -33,30 +33,30 @@ func TestCollectionIsSorted(t *testing.T) {
 				}
 				continue
 			}
-			there[name] = &thing{name, fmt.Sprintf("i-%04d-%s", rng.IntN(10000), name)}
+			there[name] = &value{name, fmt.Sprintf("i-%04d-%s", rng.IntN(10000), name)}
 			s.put(there[name])
 		}
-		checkShelf(t, &s, there)
+		checkCollection(t, &s, there)
 		if round == 4 { // the last round begins with an empty collection
-			for _, thing := range there {
-				s.remove(thing)
+			for _, v := range there {
+				s.remove(v)
 			}
 			clear(there)
-			checkShelf(t, &s, there)
+			checkCollection(t, &s, there)
 		}
 	}
 }
 
-func checkShelf(t *testing.T, s *collection[*thing], there map[string]*thing) {
+func checkCollection(t *testing.T, s *collection[*value], there map[string]*value) {
 	t.Helper()
 	var names, ids []string
-	for name, thing := range there {
-		names, ids = append(names, name), append(ids, thing.id)
-		if got, has := s.named(name); !has || got != thing {
+	for name, v := range there {
+		names, ids = append(names, name), append(ids, v.id)
+		if got, has := s.named(name); !has || got != v {
 			t.Fatalf("%s is lost", name)
 		}
-		if got, has := s.withID(thing.id); !has || got != thing {
-			t.Fatalf("%s is lost", thing.id)
+		if got, has := s.withID(v.id); !has || got != v {
+			t.Fatalf("%s is lost", v.id)
 		}
 	}
 	slices.Sort(names)
@@ -67,14 +67,14 @@ func checkShelf(t *testing.T, s *collection[*thing], there map[string]*thing) {
 		for _, limit := range []int{7, 1000, maxLimit} {
 			var got []string
 			for sc := (scan{sort: order, limit: limit}); ; {
-				things := s.next(sc)
-				if len(things) == 0 {
+				values := s.next(sc)
+				if len(values) == 0 {
 					break
 				}
-				for _, t := range things {
-					sc.last = t.name
+				for _, v := range values {
+					sc.last = v.name
 					if order == sortID {
-						sc.last = t.id
+						sc.last = v.id
 					}
 					got = append(got, sc.last)
 				}

@@ -221,7 +221,7 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 	where := "not attached"
 	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
 		if strings.EqualFold(holder, node) {
-			return c.publish(ctx, got.GetVolume(), node)
+			return c.publish(ctx, id, node)
 		}
 		where = "attached to node " + holder
 	}

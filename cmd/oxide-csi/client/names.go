@@ -145,7 +145,7 @@ func usableName(name, cluster string) string {
 }
 
 // nodeID returns the ID of a node from its ID or the name of its instance, or the ID of this node if none is given. It
-// asks for names together with the volume, which need not exist.
+// asks for names together with the volume. The controller answers the names also if the volume or its disk is missing.
 func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, error) {
 	if text == "" {
 		node, err := c.thisNode(ctx)
@@ -158,11 +158,12 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 		return id, nil
 	}
 	asking, option, decode := askNodeNames(ctx)
-	if _, err := c.getVolume(asking, volumeID, option); err != nil && !isNotFound(err) {
-		return "", err
-	}
+	_, lookUp := c.getVolume(asking, volumeID, option)
 	names, err := decode()
-	if err != nil {
+	switch {
+	case err != nil && lookUp != nil && !isNotFound(lookUp):
+		return "", lookUp
+	case err != nil:
 		return "", err
 	}
 	var found []string

@@ -413,27 +413,22 @@ func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, err
 	if node, err = c.nodeID(ctx, id, node); err != nil {
 		return Attachment{}, err
 	}
-	got, err := c.getVolume(ctx, id)
-	if err != nil {
-		return Attachment{}, err
-	}
-	return c.publish(ctx, got.GetVolume(), node)
+	return c.publish(ctx, id, node)
 }
 
-// publish attaches a volume to a node.
-func (c *Client) publish(ctx context.Context, volume *csi.Volume, node string) (Attachment, error) {
+// publish attaches a volume to a node. It reads the volume afterwards: if the volume's disk is being replaced, only the
+// attachment makes the disk.
+func (c *Client) publish(ctx context.Context, id, node string) (Attachment, error) {
+	attachment := Attachment{VolumeID: id, NodeID: node}
 	published, err := c.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId:         volume.GetVolumeId(),
-		NodeId:           node,
-		VolumeCapability: anyCapability,
-		VolumeContext:    volume.GetVolumeContext(),
+		VolumeId: id, NodeId: node, VolumeCapability: anyCapability,
 	})
-	return Attachment{
-		VolumeID:       volume.GetVolumeId(),
-		NodeID:         node,
-		VolumeContext:  volume.GetVolumeContext(),
-		PublishContext: published.GetPublishContext(),
-	}, err
+	if err != nil {
+		return attachment, err
+	}
+	got, err := c.getVolume(ctx, id)
+	attachment.VolumeContext, attachment.PublishContext = got.GetVolume().GetVolumeContext(), published.GetPublishContext()
+	return attachment, err
 }
 
 // Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it

@@ -160,6 +160,28 @@ func found(findings []metadata.Finding, looked string) (texts string) {
 	return texts
 }
 
+// The operator of the rack gets the IDs and names that the rack knows, also for a volume that grew. The old disk of a
+// grown volume, which the rack failed to delete, is told apart: the volume is well.
+func TestFaultedDisksAreNamedAsTheRackDoes(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t)
+	_, broken := grow(t, r, r.Create(t, "broken"))
+	coretest.Must(t, r.Sim.SetDiskState(t.Context(), broken.Id, "faulted"))
+	old, _ := grow(t, r, r.Create(t, "well"))
+	client := newRack(t, withHalfDeleted(t, r, old))
+	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
+	checkComplete(t, findings)
+	if want := fmt.Sprintf("%q (%s)\n", broken.Name, broken.Id); found(findings, "faulted disks") != want {
+		t.Errorf("the faulted disks are %s, want %s", found(findings, "faulted disks"), want)
+	}
+	if want := fmt.Sprintf("%q (%s)\n", "deleted-"+old.Id, old.Id); found(findings, "half-deleted disks") != want {
+		t.Errorf("the half-deleted disks are %s, want %s", found(findings, "half-deleted disks"), want)
+	}
+	if text := found(findings, "disks"); !strings.HasPrefix(text, "2 of this cluster") {
+		t.Errorf("the disks are %s", text)
+	}
+}
+
 // A disk that is younger than the start of its instance proves that the rack hot-plugs. An older one proves nothing.
 func TestHotplugIsProvedByADisk(t *testing.T) {
 	t.Parallel()
@@ -172,8 +194,9 @@ func TestHotplugIsProvedByADisk(t *testing.T) {
 		t.Errorf("without disks: %s", text)
 	}
 	volume := r.Create(t, "x")
+	_, disk := grow(t, r, volume)
 	coretest.Must(t, r.Publish(t, volume, r.Node(t, "node-a")))
-	if text := look(); !strings.HasPrefix(text, "yes: disk "+volume) {
+	if text := look(); !strings.HasPrefix(text, "yes: disk "+disk.Id) {
 		t.Errorf("attached while the instance ran: %s", text)
 	}
 	coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))

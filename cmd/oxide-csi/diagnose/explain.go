@@ -50,7 +50,7 @@ func (f Facts) messages() []string {
 func (f Facts) fill(text string) string {
 	volume, disk, instance := cmp.Or(f.VolumeID, f.CSIName), "of the volume", f.NodeID
 	if f.Disk != nil {
-		disk = fmt.Sprintf("%q (%s)", f.Disk.Name, f.Disk.ID)
+		disk = nameOnRack(*f.Disk)
 	}
 	if f.Instance != nil {
 		instance = fmt.Sprintf("%q (%s)", f.Instance.Name, f.Instance.ID)
@@ -134,19 +134,15 @@ func Explain(
 	cluster string,
 	guest device.Roots,
 ) (Explanation, error) {
-	f := Facts{Trace: metadata.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
-	if tracer != nil {
-		trace, err := tracer.Trace(ctx, subject)
-		if err != nil && (subject.Claim != "" || subject.Pod != "" || len(racks) == 0) {
-			return Explanation{}, err
-		}
-		if err == nil {
-			f.Trace = trace
-		} else {
-			f.Unasked = err.Error()
-		}
+	f, err := collect(ctx, subject, tracer, racks, cluster)
+	if err == nil && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
+		// The subject is the ID of a disk, as errors name it. The orchestrator knows only the ID of the volume.
+		subject.VolumeID = f.VolumeID
+		f, err = collect(ctx, subject, tracer, racks, cluster)
 	}
-	f.readRacks(ctx, racks, cluster)
+	if err != nil {
+		return Explanation{}, err
+	}
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
 		return Explanation{}, fmt.Errorf("%w: no rack has %s", ErrNoSuchVolume, cmp.Or(subject.VolumeID, subject.Name))
 	}
@@ -155,6 +151,26 @@ func Explain(
 		Reason: symptom.Reason, Verdict: f.fill(symptom.Verdict), Broken: symptom.Link, Actor: symptom.Actor,
 		Next: f.fill(symptom.nextFor(f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
 	}, nil
+}
+
+// collect asks the orchestrator and the racks.
+func collect(
+	ctx context.Context, subject metadata.Subject, tracer metadata.Tracer, racks []*rack.Client, cluster string,
+) (Facts, error) {
+	f := Facts{Trace: metadata.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
+	if tracer != nil {
+		trace, err := tracer.Trace(ctx, subject)
+		if err != nil && (subject.Claim != "" || subject.Pod != "" || len(racks) == 0) {
+			return Facts{}, err
+		}
+		if err == nil {
+			f.Trace = trace
+		} else {
+			f.Unasked = err.Error()
+		}
+	}
+	f.readRacks(ctx, racks, cluster)
+	return f, nil
 }
 
 // readRacks reads the disk and the instance. Every rack is asked, until one has the disk.
@@ -186,9 +202,16 @@ func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster str
 	f.readInstance(ctx, racks)
 }
 
+// lookUp looks up the disk of the volume. It also takes the ID of a disk: that of a grown volume is not the volume's.
 func (f *Facts) lookUp(ctx context.Context, client *rack.Client, cluster string) (rack.Disk, error) {
 	if id, ok := diskname.ParseID(f.VolumeID); ok {
-		return client.Disk(ctx, id)
+		disk, err := client.Disk(ctx, id)
+		if errors.Is(err, rack.ErrNotFound) {
+			if disk, err = client.DiskByID(ctx, id); err == nil {
+				return client.Disk(ctx, disk.VolumeID)
+			}
+		}
+		return disk, err
 	}
 	if f.CSIName == "" || f.VolumeID != "" {
 		return rack.Disk{}, nil
@@ -249,7 +272,9 @@ func (f Facts) chain(guest []metadata.TraceStep) []metadata.TraceStep {
 			Link: "disk", Object: fmt.Sprintf("disk %s of rack %s", f.Disk.Name, f.Rack), State: state, Since: f.Disk.Created,
 		})
 	case f.DiskGone:
-		chain = append(chain, metadata.TraceStep{Link: "disk", Object: "disk " + f.VolumeID, State: "does not exist"})
+		chain = append(chain, metadata.TraceStep{
+			Link: "disk", Object: "disk of volume " + f.VolumeID, State: "does not exist",
+		})
 	}
 	switch {
 	case f.Instance != nil:

@@ -368,6 +368,38 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	}
 }
 
+// knows is an orchestrator that knows one volume by its ID.
+type knows string
+
+func (k knows) Trace(_ context.Context, subject metadata.Subject) (metadata.Trace, error) {
+	if subject.VolumeID != string(k) {
+		return metadata.Trace{}, errors.New("no PersistentVolume has " + subject.VolumeID)
+	}
+	return metadata.Trace{VolumeID: string(k), Claim: "shop/data"}, nil
+}
+
+// Errors name the disk of a grown volume by its own ID. That leads to the volume, on the rack and in the orchestrator.
+func TestExplainADisk(t *testing.T) {
+	r := coretest.New(t)
+	id := r.Create(t, "postgres")
+	_, disk := grow(t, r, id)
+	racks := []*rack.Client{newRack(t, r)}
+	for name, tracer := range map[string]metadata.Tracer{"orchestrator": knows(id), "only the rack": nil} {
+		subject := metadata.Subject{VolumeID: disk.Id}
+		got, err := diagnose.Explain(t.Context(), subject, tracer, racks, coretest.Cluster, device.Roots{})
+		if err != nil || got.Reason != "Works" || len(got.Messages) > 0 || !strings.Contains(got.Verdict, id) ||
+			len(got.Chain) != 1 || !strings.Contains(got.Chain[0].Object, string(disk.Name)) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	got, err := diagnose.Explain(
+		t.Context(), metadata.Subject{VolumeID: coretest.NoVolumeID}, knows(coretest.NoVolumeID), racks, coretest.Cluster,
+		device.Roots{})
+	if err != nil || got.Reason != "DiskGone" || got.Chain[0].Object != "disk of volume "+coretest.NoVolumeID {
+		t.Errorf("an ID that no rack knows: %+v, %v", got, err)
+	}
+}
+
 // unreachable is an orchestrator that does not answer.
 type unreachable struct{}
 

@@ -78,10 +78,12 @@ func (o Orphans) QuotaBytes() (total int64) {
 
 // contents is what a rack has.
 type contents struct {
-	rack      *rack.Client
-	disks     []rack.Disk
-	snapshots []rack.Snapshot
-	records   []rack.Record
+	rack  *rack.Client
+	disks []rack.Disk
+	// halfDeleted are disks that the rack failed to delete. No volume uses them: it is deleted, or has another disk.
+	halfDeleted []rack.Disk
+	snapshots   []rack.Snapshot
+	records     []rack.Record
 }
 
 // readContents lists everything once. An error means that the lists would not be complete.
@@ -94,6 +96,10 @@ func readContents(ctx context.Context, racks []*rack.Client) ([]contents, error)
 			for item, err := range client.Disks(ctx, rack.Cursor{}, 0) {
 				if err != nil {
 					return err
+				}
+				if item.Value.HalfDeleted() {
+					all[i].halfDeleted = append(all[i].halfDeleted, item.Value)
+					continue
 				}
 				all[i].disks = append(all[i].disks, item.Value)
 			}

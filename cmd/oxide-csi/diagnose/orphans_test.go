@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
@@ -106,6 +107,58 @@ func TestOrphansOfExpansions(t *testing.T) {
 		t.Errorf("left: %v", left.Orphans)
 	}
 	coretest.Must(t, r.Publish(t, used, r.Node(t, "node-a")))
+}
+
+// grow expands a volume to 2 GiB. It returns the volume's disk before and after.
+func grow(t *testing.T, r *coretest.Rig, id string) (old, now *oxide.Disk) {
+	t.Helper()
+	old = r.Disk(t, id)
+	_, err := r.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+	})
+	coretest.Must(t, err)
+	now, err = r.SDK.DiskView(t.Context(), oxide.DiskViewParams{
+		Disk: oxide.NameOrId(old.Name), Project: coretest.Project,
+	})
+	coretest.Must(t, err)
+	return old, now
+}
+
+// withHalfDeleted shows the rig's rack as if it had failed to delete a disk.
+func withHalfDeleted(t *testing.T, r *coretest.Rig, disk *oxide.Disk) *coretest.Rig {
+	t.Helper()
+	other, sim := *r, *r.Sim
+	sim.Host = r.HalfDeleted(t, disk)
+	other.Sim = &sim
+	return &other
+}
+
+// The old disk of a grown volume, which the rack failed to delete, is no orphan: it is deleted with the volume. An
+// orphaned volume is one orphan, which can be deleted. The half-deleted disk of a deleted volume does not hide that an
+// orchestrator's volume is missing.
+func TestOrphansOfGrownVolumes(t *testing.T) {
+	r := coretest.New(t)
+	used, orphan, deleted := r.Create(t, "used"), r.Create(t, "orphan"), r.Create(t, "deleted")
+	old, _ := grow(t, r, orphan)
+	half := r.Disk(t, deleted)
+	coretest.Must(t, r.Delete(t, deleted))
+	known := &orchestrator{}
+	known.has.Volumes = volumes(used, deleted)
+	r = withHalfDeleted(t, withHalfDeleted(t, r, old), half)
+	c := cleaner(t, r, known)
+	found := find(t, c)
+	if diff := cmp.Diff(map[string]string{orphan: ""}, kept(found)); diff != "" || len(found.Orphans) != 1 {
+		t.Fatalf("orphans (-want +got):\n%s\n%+v", diff, found.Orphans)
+	}
+	if len(found.Missing) != 1 || found.Missing[0].ID != deleted {
+		t.Errorf("missing: %+v, want %s", found.Missing, deleted)
+	}
+	if removed, err := c.Delete(t.Context(), []string{orphan}); err != nil || len(removed) != 1 {
+		t.Errorf("deleted %v, %v", removed, err)
+	}
+	if _, err := c.Racks[0].DiskByID(t.Context(), old.Id); !errors.Is(err, rack.ErrNotFound) {
+		t.Errorf("the old disk was not deleted: %v", err)
+	}
 }
 
 // Orphans are this cluster's disks and snapshots that the orchestrator does not know. What may not be deleted says why.

@@ -6,6 +6,7 @@ package diagnose
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -218,7 +219,7 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 	for _, disk := range disks {
 		start, runs := started[disk.InstanceID]
 		if runs && disk.State == rack.Attached && disk.Created.After(start) {
-			e.ok(looked, "yes: disk %s is younger than the start of instance %s, which has it", disk.VolumeID, disk.InstanceID)
+			e.ok(looked, "yes: disk %s is younger than the start of instance %s, which has it", disk.ID, disk.InstanceID)
 			return
 		}
 	}
@@ -234,9 +235,10 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	}
 	c, ours, attached := all[0], 0, 0
 	owners := controller.Adoptions(c.records)
-	var faulted []string
+	isOurs := func(disk rack.Disk) bool { return ownedBy(disk.Description, owners[disk.VolumeID]) == cluster }
+	var faulted, halfDeleted []string
 	for _, disk := range c.disks {
-		if ownedBy(disk.Description, owners[disk.VolumeID]) != cluster {
+		if !isOurs(disk) {
 			continue
 		}
 		ours++
@@ -244,16 +246,32 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 			attached++
 		}
 		if disk.State == rack.Faulted {
-			faulted = append(faulted, disk.VolumeID)
+			faulted = append(faulted, nameOnRack(disk))
+		}
+	}
+	for _, disk := range c.halfDeleted {
+		if isOurs(disk) {
+			halfDeleted = append(halfDeleted, nameOnRack(disk))
 		}
 	}
 	e.ok("disks", "%d of this cluster, %d of them attached; %d in the project", ours, attached, len(c.disks))
 	if len(faulted) > 0 {
 		e.fail("faulted disks", "report the disks to the operator of the rack", "%s", strings.Join(faulted, ", "))
 	}
+	if len(halfDeleted) > 0 {
+		e.warn(
+			"half-deleted disks",
+			"delete these disks on the rack: no volume uses them",
+			"%s",
+			strings.Join(halfDeleted, ", "),
+		)
+	}
 	e.hotplug(ctx, client, c.disks)
 	e.records(c, cluster, now)
 }
+
+// nameOnRack names a disk for the rack's operator. The rack does not know the IDs of volumes.
+func nameOnRack(disk rack.Disk) string { return fmt.Sprintf("%q (%s)", disk.Name, disk.ID) }
 
 // records looks for planned restarts that have not ended, and for records of disks that are gone.
 func (e *examination) records(c contents, cluster string, now time.Time) {

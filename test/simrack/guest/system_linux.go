@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,27 +100,7 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 	}
 	s := &system{done: make(chan struct{})}
 	started := make(chan error)
-	go func() {
-		// Pdeathsig is sent when the thread that started the process ends. This goroutine keeps its thread until the process
-		// has ended.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		if err == nil {
-			s.process = cmd.Process
-			s.mounts, err = os.Open(fmt.Sprintf("/proc/%d/ns/mnt", cmd.Process.Pid))
-		}
-		started <- err
-		if cmd.Process == nil {
-			return
-		}
-		// The first process of a PID namespace ends after all others.
-		_ = cmd.Wait() // its state says how it ended
-		g.log.Info("a guest's processes have ended", "guest", m.dir, "first", cmd.ProcessState.String())
-		close(s.done)
-		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
-		ended(status.Signaled() && status.Signal() == syscall.SIGHUP) // the effect of reboot(2) in a PID namespace
-	}()
+	go s.supervise(cmd, started, g.log.With("guest", m.dir), ended)
 	err = <-started
 	if closeErr := report.Close(); err == nil {
 		err = closeErr
@@ -134,6 +115,30 @@ func (g *Guests) start(m *machine, ended func(reset bool)) (*system, error) {
 		return nil, fmt.Errorf("start %s: %w: see %s", g.boot, err, console.Name())
 	}
 	return s, nil
+}
+
+// supervise starts the first process and sends the result to started. Then it waits until all processes have ended, and
+// calls ended.
+func (s *system) supervise(cmd *exec.Cmd, started chan<- error, log *slog.Logger, ended func(reset bool)) {
+	// Pdeathsig is sent when the thread that started the process ends. This goroutine keeps its thread until the process
+	// has ended.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := cmd.Start()
+	if err == nil {
+		s.process = cmd.Process
+		s.mounts, err = os.Open(fmt.Sprintf("/proc/%d/ns/mnt", cmd.Process.Pid))
+	}
+	started <- err
+	if cmd.Process == nil {
+		return
+	}
+	// The first process of a PID namespace ends after all others.
+	_ = cmd.Wait() // its state says how it ended
+	log.Info("a guest's processes have ended", "first", cmd.ProcessState.String())
+	close(s.done)
+	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	ended(status.Signaled() && status.Signal() == syscall.SIGHUP) // the effect of reboot(2) in a PID namespace
 }
 
 // await lets the set-up continue, and waits until it has executed the first process.

@@ -13,4 +13,5 @@
 //   - boot.go: the program that its guests boot
 //   - plugin.go: a plugin
 //   - node.go: a Kubernetes API server that carries the requests for planned restarts
+//   - cluster.go: the part of a Kubernetes API server that only reads
 package simtest
