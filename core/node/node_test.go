@@ -677,8 +677,8 @@ func TestNodeStageAfterInterruptedFormat(t *testing.T) {
 	})
 }
 
-// What an unknown key of the publish context says may forbid what this version would do: a version that did not know the
-// key encryption would have formatted the disk in clear.
+// What an unknown key of the publish context says may forbid what this version would do: a version that did not know
+// the key encryption would have formatted the disk in clear.
 func TestNodeRefusesNewerPublishContext(t *testing.T) {
 	t.Parallel()
 	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {

@@ -1202,6 +1202,30 @@ var planted = []bug{
 		test:     "TestOrphansOfGrownVolumes",
 	},
 	{
+		name:     "node: a key of a newer controller is ignored",
+		file:     "core/node/volume.go",
+		original: "checkPublishKeys(id, publishContext); err",
+		planted:  "checkPublishKeys(id, nil); err",
+		pkg:      "core/node",
+		test:     "TestNodeRefusesNewerPublishContext",
+	},
+	{
+		name:     "device: a newer marker counts as this version's work marker",
+		file:     "core/device/marker.go",
+		original: "if bytes.Equal(head, workMarker(work, diskID).content) {",
+		planted:  "if bytes.HasPrefix(head, workMarker(work, diskID).content[:32]) {",
+		pkg:      "core/device",
+		test:     "TestNewerMarkerIsNotRecognised",
+	},
+	{
+		name:     "release: changed sources are released under the commit before",
+		file:     "deploy/release/statement.go",
+		original: "if changed != \"\" {",
+		planted:  "if changed == \"-\" {",
+		pkg:      "deploy/release",
+		test:     "TestChangedSourcesAreRefused",
+	},
+	{
 		name: "controller: the temporary snapshot of a clone stays",
 		file: "core/controller/clone.go",
 		original: "\tc.deleteTemporarySnapshot(ctx, snapshot)\n" +
