@@ -31,7 +31,14 @@ func (c *Service) clone(
 	if err != nil {
 		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "volume", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(
+		ctx,
+		"volume",
+		source.Name,
+		source.VolumeID,
+		source.ProjectID,
+		candidates,
+	); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {

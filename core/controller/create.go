@@ -307,7 +307,7 @@ func lookUpUntilAnswered(ctx context.Context, client *rack.Client, name string) 
 	}
 }
 
-// createUnlessReplaced makes the disk like [rackController.createDisk], for a caller that has not looked for the volume.
+// createUnlessReplaced is [rackController.createDisk] for a caller that has not looked for the volume.
 // While the volume's disk is being replaced, its name is free, and a new disk of that name would stop the expansion.
 func (c rackController) createUnlessReplaced(
 	ctx context.Context,

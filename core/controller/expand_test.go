@@ -213,8 +213,8 @@ func TestCopiesOfAGrownVolume(t *testing.T) {
 	coretest.WantSame(t, again.GetVolume().GetVolumeContext(), created.GetVolume().GetVolumeContext())
 }
 
-// A snapshot or clone waits for a disk that changes its state, and meanwhile another controller expands the volume. What
-// is made then is of the new disk, and it names the volume.
+// A snapshot or clone waits for a disk that changes its state, and meanwhile another controller expands the volume.
+// What is made then is of the new disk, and it names the volume.
 func TestCopiesOfAVolumeThatGrowsMeanwhile(t *testing.T) {
 	for name, test := range map[string]struct {
 		call func(t *testing.T, r *rig, id string) error
@@ -571,8 +571,8 @@ func TestCreateVolumeAgainBeforeTheRecordsAreGone(t *testing.T) {
 	coretest.WantSame(t, r.again(t).Create(t, "v"), id)
 }
 
-// The record of a finished expansion stays as long as its volume. If a user has deleted the disk by hand, the record does
-// not block the name.
+// The record of a finished expansion stays as long as its volume. If a user has deleted the disk by hand, the record
+// does not block the name.
 func TestCreateVolumeAfterAFinishedExpansion(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")

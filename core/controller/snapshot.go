@@ -44,7 +44,14 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
-	if err := rc.checkSourceLocation(ctx, "volume", source.Name, source.VolumeID, source.ProjectID, candidates); err != nil {
+	if err := rc.checkSourceLocation(
+		ctx,
+		"volume",
+		source.Name,
+		source.VolumeID,
+		source.ProjectID,
+		candidates,
+	); err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
 	if err := rc.checkDiskOwner(ctx, source); err != nil {

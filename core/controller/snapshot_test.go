@@ -258,8 +258,8 @@ func TestRepeatedCreateSnapshot(t *testing.T) {
 	}
 }
 
-// While the rack makes a snapshot of a detached disk, the disk is in maintenance. A repeated call that cannot wait until
-// that ends returns the snapshot all the same.
+// While the rack makes a snapshot of a detached disk, the disk is in maintenance. A repeated call that cannot wait
+// until that ends returns the snapshot all the same.
 func TestRepeatedCreateSnapshotWhileTheDiskIsInMaintenance(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")

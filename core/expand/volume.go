@@ -268,8 +268,8 @@ const SettleAge = 2 * time.Minute
 // committed. It never makes the disk of a volume whose disk is gone: the volume may be deleted. It deletes what is left
 // of deleted volumes, snapshots of expansions that no record names, and old disks that the rack failed to delete.
 // snapshots are the expansions' snapshots on the rack. It returns true if it must be called again after age, because
-// this process learned of an attempt less than age ago. adoptions finds in the records the cluster that has adopted each
-// volume. Call Settle when a controller starts, and after an expansion that failed.
+// this process learned of an attempt less than age ago. adoptions finds in the records the cluster that has adopted
+// each volume. Call Settle when a controller starts, and after an expansion that failed.
 func (e *Expander) Settle(
 	ctx context.Context,
 	snapshots []rack.Snapshot,

@@ -43,7 +43,16 @@ func TestKubeletFolder(t *testing.T) {
 			if !strings.Contains(string(mounts), " "+folder+"/pods/") {
 				t.Errorf("nothing is mounted below %s/pods:\n%s", folder, mounts)
 			}
-			said, err := c.try("-n", namespace, "exec", "daemonset/oxide-csi-node", "-c=oxide-plugin", "--", "/oxide-csi", "doctor")
+			said, err := c.try(
+				"-n",
+				namespace,
+				"exec",
+				"daemonset/oxide-csi-node",
+				"-c=oxide-plugin",
+				"--",
+				"/oxide-csi",
+				"doctor",
+			)
 			if !strings.Contains(fmt.Sprint(said, err), folder+" is shared") { // doctor may end with warnings
 				t.Errorf("doctor does not look at %s: %v: %s", folder, err, said)
 			}
