@@ -32,7 +32,7 @@ func TestHostileNamesAreEscaped(t *testing.T) {
 	})
 	must(t, err)
 	made, err := client.CreateSnapshot(t.Context(), diskname.ForSnapshot(simtest.ClusterID, hostile),
-		rack.NewSnapshotDescription(simtest.ClusterID, hostile, nil).Encode(), disk.VolumeID)
+		rack.NewSnapshotDescription(simtest.ClusterID, hostile, nil).Encode(), disk.ID)
 	must(t, err)
 	id, snapshot := disk.VolumeID, made.ID
 	kubeconfig := serveCluster(t, simtest.NewCluster(canary, pvList, pvcList))

@@ -46,7 +46,7 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return nil, err
 	}
 	// The cluster from which the disk was adopted may have left an expansion.
-	if err := rc.expander.Deleted(ctx, id, disk.ID != disk.VolumeID || !rc.ownsDisk(disk)); err != nil {
+	if err := rc.expander.Deleted(ctx, id, disk.Grown() || !rc.ownsDisk(disk)); err != nil {
 		return nil, err
 	}
 	c.sweeper.scheduleIfStale()

@@ -109,7 +109,7 @@ func (c *Service) count(counts volumeCounts, page []listedDisk, next string) {
 // fail, but not the new disk of a volume that grows. It leaves out a disk that the rack failed to delete: the volume is
 // deleted, or has another disk.
 func isListed(disk rack.Disk, ours bool) bool {
-	failable := disk.State == rack.Creating && disk.VolumeID == disk.ID
+	failable := disk.State == rack.Creating && !disk.Grown()
 	return !failable && !disk.HalfDeleted() && (disk.InstanceID != "" || ours)
 }
 

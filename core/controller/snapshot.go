@@ -105,7 +105,8 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, disk rack
 // the caller's deadline allows.
 func (c rackController) createSnapshot(
 	ctx context.Context,
-	name, description, diskID string,
+	name, description string,
+	diskID rack.DiskID,
 ) (rack.Snapshot, error) {
 	deadline := time.Now().Add(rpc.WaitBudget(ctx))
 	for {

@@ -24,7 +24,7 @@ type Rack interface {
 	Disk(ctx context.Context, id string) (rack.Disk, error)
 	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
 	Instance(ctx context.Context, id string) (rack.Instance, error)
-	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	Detach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
 	ConfirmProject(ctx context.Context) error
 
 	Records(ctx context.Context) ([]rack.Record, error)

@@ -25,7 +25,7 @@ import (
 // unanswering is a rack that does not answer a detach.
 type unanswering struct{ actor }
 
-func (unanswering) Detach(context.Context, string, string) (rack.Disk, error) {
+func (unanswering) Detach(context.Context, rack.DiskID, string) (rack.Disk, error) {
 	return rack.Disk{}, rack.ErrUnavailable
 }
 

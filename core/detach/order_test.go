@@ -62,7 +62,7 @@ func (a actor) Instance(context.Context, string) (rack.Instance, error) {
 	return rack.Instance{ID: instance, RunState: rack.Running}, nil
 }
 
-func (a actor) Detach(context.Context, string, string) (rack.Disk, error) {
+func (a actor) Detach(context.Context, rack.DiskID, string) (rack.Disk, error) {
 	a.turn(a.name)
 	a.holder = ""
 	return a.disk(), nil

@@ -21,14 +21,14 @@ import (
 
 // Rack is the part of [rack.Client] that an [Expander] uses.
 type Rack interface {
-	DiskByID(ctx context.Context, diskID string) (rack.Disk, error)
+	DiskByID(ctx context.Context, diskID rack.DiskID) (rack.Disk, error)
 	Disks(ctx context.Context, from rack.Cursor, wanted int) iter.Seq2[rack.ListItem[rack.Disk], error]
 	DiskByName(ctx context.Context, name string) (rack.Disk, error)
 	CreateDisk(ctx context.Context, spec rack.DiskSpec) (rack.Disk, error)
-	DeleteDisk(ctx context.Context, diskID string) error
+	DeleteDisk(ctx context.Context, diskID rack.DiskID) error
 	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
-	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
-	CreateSnapshot(ctx context.Context, name, description, diskID string) (rack.Snapshot, error)
+	Detach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
+	CreateSnapshot(ctx context.Context, name, description string, diskID rack.DiskID) (rack.Snapshot, error)
 	SnapshotByName(ctx context.Context, name string) (rack.Snapshot, error)
 	WaitForSnapshot(ctx context.Context, snapshot rack.Snapshot, maxWait time.Duration) (rack.Snapshot, error)
 	DeleteSnapshot(ctx context.Context, id string) error
@@ -282,7 +282,7 @@ func (e *Expander) decide(ctx context.Context, i intent, diskName string, commit
 		SizeBytes: i.SizeBytes, Committed: commit,
 	}
 	for range 3 {
-		record, err := e.rack.CreateRecord(ctx, rack.ReplacementPrefix+i.Disk, rack.RecordText(wanted))
+		record, err := e.rack.CreateRecord(ctx, rack.ReplacementPrefix+string(i.Disk), rack.RecordText(wanted))
 		if err == nil {
 			wanted.RecordID = record.ID
 			return wanted, nil

@@ -78,7 +78,7 @@ func (e *Expander) withoutIntent(ctx context.Context, d rack.Replacement) (rack.
 		}
 		return rack.Disk{}, errors.Join(
 			e.deleteRecord(ctx, d.RecordID), fmt.Errorf("volume %s: %w", d.Volume, ErrTakenBack))
-	case err == nil && d.Disk != d.Volume:
+	case err == nil && d.Disk != rack.DiskID(d.Volume):
 		err = e.deleteRecord(ctx, d.RecordID)
 	}
 	return disk, err
@@ -190,7 +190,7 @@ func (e *Expander) cleanUp(ctx context.Context, i intent, d rack.Replacement, sn
 	if err := e.deleteRecord(ctx, i.recordID); err != nil {
 		return err
 	}
-	if d.Disk == d.Volume {
+	if d.Disk == rack.DiskID(d.Volume) {
 		return nil // this record leads from the volume ID to the disk
 	}
 	return e.deleteRecord(ctx, d.RecordID)

@@ -67,8 +67,8 @@ func (e *Expander) Disks(
 type lister struct {
 	*Expander
 	from rack.Cursor
-	// replaced are the expansions whose old disk was not reached yet, by that disk. created are new disks that were
-	// found by their names and not reached yet.
+	// replaced are the expansions whose old disk was not reached yet, by that disk's place in the list, which is its ID.
+	// created are new disks that were found by their names and not reached yet, by their places.
 	replaced map[string]rack.Replacement
 	created  map[string]rack.Disk
 	// listed are the volumes that were listed. Any of them may begin to grow while the list is read.
@@ -84,8 +84,9 @@ func (l *lister) readRecords(ctx context.Context) error {
 	}
 	set := Parse(records)
 	for disk, d := range set.decisions {
-		if d.Cluster == l.cluster && set.underWay(d) && disk > l.from.LastID && !l.isDeleted(d.Volume) {
-			l.replaced[disk] = d
+		place := string(disk)
+		if d.Cluster == l.cluster && set.underWay(d) && place > l.from.LastID && !l.isDeleted(d.Volume) {
+			l.replaced[place] = d
 		}
 	}
 	return nil
@@ -141,17 +142,18 @@ func (l *lister) take(ctx context.Context, place string) (disk rack.Disk, found 
 		return rack.Disk{}, false, nil
 	}
 	disk, err = l.between(ctx, d)
+	itsPlace := string(disk.ID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		return rack.Disk{}, false, l.rack.ConfirmProject(ctx)
 	case err != nil:
 		return rack.Disk{}, false, err
-	case disk.ID > place: // the list may have been read there before the disk was made
-		l.created[disk.ID] = disk
+	case itsPlace > place: // the list may have been read there before the disk was made
+		l.created[itsPlace] = disk
 		return rack.Disk{}, false, nil
 	}
 	// A new disk before the beginning of this part was listed with the part before.
-	return disk, disk.ID == "" || disk.ID > l.from.LastID, nil
+	return disk, itsPlace == "" || itsPlace > l.from.LastID, nil
 }
 
 // between returns the disk of a volume whose old disk was not listed: the new one, or what its snapshot says.

@@ -31,13 +31,13 @@ const (
 func (r *replacingRack) disks() []rack.Disk {
 	disks := []rack.Disk{{VolumeID: "2"}, {VolumeID: "4"}, {VolumeID: "6"}, {VolumeID: "8"}}
 	for i := range disks {
-		disks[i].ID = disks[i].VolumeID
+		disks[i].ID = rack.DiskID(disks[i].VolumeID)
 	}
 	if r.requests < r.deleted {
 		disks = append(disks, rack.Disk{VolumeID: grownVolume, ID: replacedDisk, Name: "name"})
 	}
 	if r.requests >= r.created {
-		disks = append(disks, rack.Disk{VolumeID: grownVolume, ID: r.newDisk, Name: "name"})
+		disks = append(disks, rack.Disk{VolumeID: grownVolume, ID: rack.DiskID(r.newDisk), Name: "name"})
 	}
 	slices.SortFunc(disks, func(a, b rack.Disk) int { return int(a.ID[0]) - int(b.ID[0]) })
 	return disks
@@ -49,17 +49,17 @@ func (r *replacingRack) Disks(
 	return func(yield func(rack.ListItem[rack.Disk], error) bool) {
 		for last := from.LastID; ; {
 			r.requests++
-			page := slices.DeleteFunc(r.disks(), func(d rack.Disk) bool { return d.ID <= last })
+			page := slices.DeleteFunc(r.disks(), func(d rack.Disk) bool { return string(d.ID) <= last })
 			page = page[:min(len(page), r.page)]
 			for _, disk := range page {
-				if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.ID}, nil) {
+				if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: string(disk.ID)}, nil) {
 					return
 				}
 			}
 			if len(page) == 0 {
 				return
 			}
-			last = page[len(page)-1].ID
+			last = string(page[len(page)-1].ID)
 		}
 	}
 }

@@ -26,9 +26,9 @@ type intent struct {
 	Cluster string `json:"cluster"`
 	Volume  string `json:"vol"`
 	// Disk is the disk that is replaced.
-	Disk      string `json:"disk"`
-	Attempt   string `json:"try"`
-	SizeBytes int64  `json:"bytes"`
+	Disk      rack.DiskID `json:"disk"`
+	Attempt   string      `json:"try"`
+	SizeBytes int64       `json:"bytes"`
 
 	recordID string
 }
@@ -44,13 +44,13 @@ func parseIntent(record rack.Record) (intent, bool) {
 
 // Set are the intents and decisions in a list of a rack's records.
 type Set struct {
-	intents   map[string]intent           // by volume
-	decisions map[string]rack.Replacement // by replaced disk
+	intents   map[string]intent                // by volume
+	decisions map[rack.DiskID]rack.Replacement // by replaced disk
 }
 
 // Parse reads a list of records. It leaves out other records and unreadable ones.
 func Parse(records []rack.Record) Set {
-	set := Set{intents: map[string]intent{}, decisions: map[string]rack.Replacement{}}
+	set := Set{intents: map[string]intent{}, decisions: map[rack.DiskID]rack.Replacement{}}
 	for _, record := range records {
 		if i, ok := parseIntent(record); ok {
 			set.intents[i.Volume] = i
@@ -81,7 +81,7 @@ func (s Set) unfinished(cluster string, hasSnapshot map[string]bool) map[string]
 		}
 	}
 	for _, d := range s.decisions {
-		if d.Cluster == cluster && (d.Disk != d.Volume || !d.Committed || hasSnapshot[d.Attempt]) {
+		if d.Cluster == cluster && (d.Disk != rack.DiskID(d.Volume) || !d.Committed || hasSnapshot[d.Attempt]) {
 			unfinished[d.Volume] = true
 		}
 	}
@@ -114,8 +114,8 @@ func (e *Expander) intent(ctx context.Context, volumeID string) (intent, bool, e
 }
 
 // decision returns the decision about a disk.
-func (e *Expander) decision(ctx context.Context, diskID string) (rack.Replacement, bool, error) {
-	return recordOf(ctx, e.rack, rack.ReplacementPrefix+diskID, rack.ParseReplacement)
+func (e *Expander) decision(ctx context.Context, diskID rack.DiskID) (rack.Replacement, bool, error) {
+	return recordOf(ctx, e.rack, rack.ReplacementPrefix+string(diskID), rack.ParseReplacement)
 }
 
 // decisionOf returns the decision of an attempt.

@@ -35,7 +35,7 @@ func (e *Expander) Finish(ctx context.Context, volumeID string, needed bool) (ra
 			return e.forward(ctx, d, needed)
 		}
 	}
-	d, found, err := e.decision(ctx, volumeID)
+	d, found, err := e.decision(ctx, rack.DiskID(volumeID))
 	switch {
 	case err != nil:
 		return rack.Disk{}, err
@@ -128,7 +128,7 @@ func (e *Expander) Owner(ctx context.Context, volumeID string) (cluster string, 
 	if i, found, err := e.intent(ctx, volumeID); err != nil || found {
 		return i.Cluster, err
 	}
-	d, found, err := e.decision(ctx, volumeID)
+	d, found, err := e.decision(ctx, rack.DiskID(volumeID))
 	if err == nil && !found {
 		err = fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
 	}
@@ -167,12 +167,12 @@ func (e *Expander) forget(ctx context.Context, volumeID string, set Set) error {
 	})
 	slices.SortFunc(decisions, func(a, b rack.Replacement) int {
 		switch {
-		case a.Disk == volumeID:
+		case a.Disk == rack.DiskID(volumeID):
 			return 1
-		case b.Disk == volumeID:
+		case b.Disk == rack.DiskID(volumeID):
 			return -1
 		}
-		return strings.Compare(a.Disk, b.Disk)
+		return cmp.Compare(a.Disk, b.Disk)
 	})
 	i, begun := set.intents[volumeID]
 	if begun {
@@ -224,7 +224,7 @@ func (e *Expander) deleteMadeMeanwhile(ctx context.Context, d rack.Replacement) 
 
 // deleteHalf deletes the old disk of a volume if the rack first answered that the disk is gone, and then failed to
 // delete it.
-func (e *Expander) deleteHalf(ctx context.Context, diskID string) error {
+func (e *Expander) deleteHalf(ctx context.Context, diskID rack.DiskID) error {
 	disk, err := e.rack.DiskByID(ctx, diskID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -249,7 +249,7 @@ func (e *Expander) deleteHalves(ctx context.Context, set Set, adoptions map[stri
 			return errors.Join(failed, err)
 		}
 		disk := listed.Value
-		if !disk.HalfDeleted() || !set.decisions[disk.VolumeID].Committed {
+		if !disk.HalfDeleted() || !set.decisions[rack.DiskID(disk.VolumeID)].Committed {
 			continue
 		}
 		described, _ := rack.ParseDescription(disk.Description)

@@ -74,7 +74,7 @@ func (c *Client) checkAnswer(got, asked identity, doing string, args ...any) err
 // checkDisk is [Client.checkAnswer] for a disk. It also rejects a disk without a state: a disk without an instance
 // would count as detached. The disk that it returns has the ID of its volume.
 func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (Disk, error) {
-	if err := c.checkAnswer(identity{d.ID, d.Name, d.ProjectID}, asked, doing, args...); err != nil {
+	if err := c.checkAnswer(identity{string(d.ID), d.Name, d.ProjectID}, asked, doing, args...); err != nil {
 		return Disk{}, err
 	}
 	held := d.State == Attaching || d.State == Attached || d.State == Detaching

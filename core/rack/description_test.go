@@ -195,7 +195,7 @@ func TestSuccessorDescriptionFits(t *testing.T) {
 	old := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
 	old.Lineage, old.Clone, old.RawBlock, old.LUKS = lineage, true, true, 2
 	disk := Disk{
-		VolumeID: uuid.NewString(), ID: uuid.NewString(), Description: old.Encode(),
+		VolumeID: uuid.NewString(), ID: DiskID(uuid.NewString()), Description: old.Encode(),
 		SizeBytes: 1023 << 30, CreatedBytes: 1022 << 30, SnapshotID: uuid.NewString(),
 	}
 	text := SuccessorDescription(disk).Encode()

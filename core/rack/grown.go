@@ -32,7 +32,7 @@ type Replacement struct {
 	Cluster string `json:"cluster"`
 	// Volume is the ID of the volume. Disk is the replaced disk. They are equal for the volume's first disk.
 	Volume string `json:"vol"`
-	Disk   string `json:"disk"`
+	Disk   DiskID `json:"disk"`
 	// DiskName is the name of the replaced disk and of all disks that follow it.
 	DiskName string `json:"name"`
 	// Attempt identifies the expansion. It is a UUID, and part of the name of the expansion's snapshot.
@@ -49,7 +49,7 @@ type Replacement struct {
 func ParseReplacement(record Record) (Replacement, bool) {
 	r := Replacement{RecordID: record.ID}
 	disk, named := strings.CutPrefix(record.Name, ReplacementPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &r) != nil || r.Version < 1 || r.Disk != disk {
+	if !named || json.Unmarshal([]byte(record.Text), &r) != nil || r.Version < 1 || string(r.Disk) != disk {
 		return Replacement{}, false
 	}
 	return r, true
@@ -60,7 +60,7 @@ var ErrReplaced = errors.New("the disk of the volume is being replaced by a larg
 
 // HalfDeleted reports whether the rack failed to delete the disk. It then keeps the disk as faulted, under another name
 // (docs/reference/rack.md §3), and takes another request to delete it.
-func (d Disk) HalfDeleted() bool { return d.State == Faulted && d.Name == "deleted-"+d.ID }
+func (d Disk) HalfDeleted() bool { return d.State == Faulted && d.Name == "deleted-"+string(d.ID) }
 
 // maxGrown bounds the memory for the disks of volumes that grew. A volume without an entry is looked up by its
 // record.
@@ -74,7 +74,7 @@ func (c *Client) asVolume(d Disk) Disk {
 	}
 	described, ours := ParseDescription(d.Description)
 	volume, ok := diskname.ParseID(described.Volume)
-	if !ours || !ok || volume == d.ID || !d.HalfDeleted() && d.Name != described.diskName() {
+	if !ours || !ok || DiskID(volume) == d.ID || !d.HalfDeleted() && d.Name != described.diskName() {
 		return d // a description alone makes no disk that of a volume: a user may have copied it
 	}
 	d.VolumeID, d.CreatedBytes = volume, described.CreatedBytes
@@ -99,13 +99,13 @@ func (d Description) diskName() string {
 }
 
 // diskOf returns the disk that a volume had when it was seen last. Without that it is the volume's first disk.
-func (c *Client) diskOf(volumeID string) string {
+func (c *Client) diskOf(volumeID string) DiskID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if disk, grown := c.disks[volumeID]; grown {
 		return disk
 	}
-	return volumeID
+	return DiskID(volumeID)
 }
 
 func (c *Client) forgetDisk(volumeID string) {
@@ -148,23 +148,26 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 }
 
 // DiskByID returns a disk by its own ID on the rack.
-func (c *Client) DiskByID(ctx context.Context, diskID string) (Disk, error) {
+func (c *Client) DiskByID(ctx context.Context, diskID DiskID) (Disk, error) {
 	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(diskID)})
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "look up disk %s", diskID)
 	}
-	return c.lookedUp(diskFrom(disk), identity{id: diskID}, "look up disk %s", diskID)
+	return c.lookedUp(diskFrom(disk), identity{id: string(diskID)}, "look up disk %s", diskID)
 }
 
 // DeleteDisk deletes a disk by its own ID on the rack. A second call returns [ErrNotFound].
-func (c *Client) DeleteDisk(ctx context.Context, diskID string) error {
+func (c *Client) DeleteDisk(ctx context.Context, diskID DiskID) error {
 	err := c.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(diskID)})
 	return c.translate(ctx, err, "delete disk %s", diskID)
 }
 
+// Grown reports whether the volume's first disk was replaced: the disk is another one, or does not exist yet.
+func (d Disk) Grown() bool { return d.ID != DiskID(d.VolumeID) }
+
 // GrownVolume is the Volume of the description of a snapshot of this disk. It is empty unless the volume has grown.
 func GrownVolume(disk Disk) string {
-	if disk.ID == disk.VolumeID {
+	if !disk.Grown() {
 		return ""
 	}
 	return disk.VolumeID

@@ -139,7 +139,7 @@ func TestSilentConnection(t *testing.T) {
 						if operation == "disk_view" {
 							_, err = r.Disk(ctx, disk.VolumeID)
 						} else {
-							_, err = r.Attach(ctx, disk.VolumeID, r.instances[0].ID)
+							_, err = r.Attach(ctx, disk.ID, r.instances[0].ID)
 						}
 						results <- err
 					}()

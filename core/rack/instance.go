@@ -17,7 +17,7 @@ type Instance struct {
 	Name      string
 	ProjectID string
 	// BootDiskID is empty if the instance has no boot disk.
-	BootDiskID string
+	BootDiskID DiskID
 	// RunState is "running", "stopped" or another state of docs/reference/rack.md §5.
 	RunState string
 	// RunStateSince is when RunState last changed, by the rack's clock.
@@ -48,7 +48,7 @@ func instanceFrom(i *oxide.Instance) Instance {
 		ID:            i.Id,
 		Name:          string(i.Name),
 		ProjectID:     i.ProjectId,
-		BootDiskID:    i.BootDiskId,
+		BootDiskID:    DiskID(i.BootDiskId),
 		RunState:      string(i.RunState),
 		RunStateSince: timeOrZero(i.TimeRunStateUpdated),
 	}

@@ -32,7 +32,7 @@ type Cursor struct {
 // complete.
 func (c *Client) Disks(ctx context.Context, from Cursor, wanted int) iter.Seq2[ListItem[Disk], error] {
 	return list(
-		func(d Disk) string { return d.ID },
+		func(d Disk) string { return string(d.ID) },
 		from,
 		wanted,
 		func(token string, limit int) ([]Disk, string, error) {

@@ -76,12 +76,12 @@ func TestObserveSeesEveryRequest(t *testing.T) {
 	_, err = r.InstanceDisks(ctx, node)
 	must(t, err)
 	r.inject(t, simtest.Fault{Operation: "instance_disk_attach", Kind: simtest.FaultReset})
-	_, err = r.Attach(ctx, disk.VolumeID, node)
+	_, err = r.Attach(ctx, disk.ID, node)
 	must(t, err)
-	failing("deleting an attached disk", r.DeleteDisk(ctx, disk.VolumeID))
-	_, err = r.Detach(ctx, disk.VolumeID, node)
+	failing("deleting an attached disk", r.DeleteDisk(ctx, disk.ID))
+	_, err = r.Detach(ctx, disk.ID, node)
 	must(t, err)
-	must(t, r.DeleteDisk(ctx, disk.VolumeID))
+	must(t, r.DeleteDisk(ctx, disk.ID))
 
 	calls, err := r.sim.Calls(ctx)
 	must(t, err)
@@ -152,7 +152,7 @@ func TestObserveLabelsHaveNoDiskNames(t *testing.T) {
 		disk := r.create(t, name)
 		_, err := r.DiskByName(t.Context(), name)
 		must(t, err)
-		must(t, r.DeleteDisk(t.Context(), disk.VolumeID))
+		must(t, r.DeleteDisk(t.Context(), disk.ID))
 	}
 	delete(h.counts, "ping 400") // version negotiation
 	delete(h.counts, "ping 200")

@@ -56,7 +56,7 @@ type Client struct {
 	mu        sync.Mutex
 	projectID string
 	// disks maps the ID of a volume that grew to the ID of its disk.
-	disks map[string]string
+	disks map[string]DiskID
 }
 
 // New returns a client. It sends no request.
@@ -83,7 +83,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	return &Client{
 		sdk: sdk, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
-		disks: map[string]string{},
+		disks: map[string]DiskID{},
 	}, nil
 }
 
@@ -145,11 +145,15 @@ func (s State) Transient() bool {
 	return s == Creating || s == Attaching || s == Detaching || s == Maintenance
 }
 
+// DiskID is the ID that the rack has for one disk. The ID of a volume is a plain string, as in CSI: it stays the same
+// while the volume gets one larger disk after another. With two types the compiler keeps them apart.
+type DiskID string
+
 // Disk is a disk as the rack describes it.
 type Disk struct {
-	// VolumeID is the ID of the volume, and ID that of the disk. They differ after the volume has grown.
+	// VolumeID is the ID of the volume, which is that of its first disk.
 	VolumeID    string
-	ID          string
+	ID          DiskID
 	Name        string
 	Description string
 	ProjectID   string
@@ -173,7 +177,7 @@ type Disk struct {
 func diskFrom(d *oxide.Disk) Disk {
 	disk := Disk{
 		VolumeID:    d.Id,
-		ID:          d.Id,
+		ID:          DiskID(d.Id),
 		Name:        string(d.Name),
 		Description: d.Description,
 		ProjectID:   d.ProjectId,
@@ -254,7 +258,7 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 
 // Attach attaches a disk to an instance, by the disk's own ID on the rack. It succeeds if the disk is attached there
 // already. On a rack with hot-plug the answer may say attaching.
-func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+func (c *Client) Attach(ctx context.Context, diskID DiskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instanceID),
 		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
@@ -262,12 +266,12 @@ func (c *Client) Attach(ctx context.Context, diskID, instanceID string) (Disk, e
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "attach disk %s to instance %s", diskID, instanceID)
 	}
-	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "attach disk %s to instance %s", diskID, instanceID)
+	return c.checkDisk(diskFrom(disk), identity{id: string(diskID)}, "attach disk %s to instance %s", diskID, instanceID)
 }
 
 // Detach detaches a disk from an instance, by the disk's own ID on the rack: it never detaches a later disk of the
 // volume. It succeeds if the disk is detached already.
-func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, error) {
+func (c *Client) Detach(ctx context.Context, diskID DiskID, instanceID string) (Disk, error) {
 	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instanceID),
 		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
@@ -275,7 +279,7 @@ func (c *Client) Detach(ctx context.Context, diskID, instanceID string) (Disk, e
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", diskID, instanceID)
 	}
-	return c.checkDisk(diskFrom(disk), identity{id: diskID}, "detach disk %s from instance %s", diskID, instanceID)
+	return c.checkDisk(diskFrom(disk), identity{id: string(diskID)}, "detach disk %s from instance %s", diskID, instanceID)
 }
 
 // translate calls the package's [translate] with the rack's name as prefix.

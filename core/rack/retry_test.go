@@ -26,8 +26,11 @@ import (
 // An answer whose end is lost counts as lost: a read, an attach and a detach are repeated.
 func TestCutOffAnswer(t *testing.T) {
 	for operation, call := range map[string]func(r *rig, disk string) error{
-		"disk_view":            func(r *rig, disk string) error { _, err := r.Disk(t.Context(), disk); return err },
-		"instance_disk_attach": func(r *rig, disk string) error { _, err := r.Attach(t.Context(), disk, r.node(t)); return err },
+		"disk_view": func(r *rig, disk string) error { _, err := r.Disk(t.Context(), disk); return err },
+		"instance_disk_attach": func(r *rig, disk string) error {
+			_, err := r.Attach(t.Context(), DiskID(disk), r.node(t))
+			return err
+		},
 	} {
 		t.Run(operation, func(t *testing.T) {
 			r := newRig(t, simrack.Options{})
@@ -54,10 +57,10 @@ func TestCutOffAnswer(t *testing.T) {
 
 // Requests that are safe to repeat are sent a few times after temporary trouble. All others are sent once.
 func TestRetries(t *testing.T) {
-	disk := func(r *rig, name string) string {
+	disk := func(r *rig, name string) DiskID {
 		d, err := r.DiskByName(t.Context(), name)
 		must(t, err)
-		return d.VolumeID
+		return d.ID
 	}
 	calls := map[string]func(r *rig) error{
 		"disk_view":            func(r *rig) error { _, err := r.DiskByName(t.Context(), "free"); return err },
@@ -105,7 +108,7 @@ func TestRetries(t *testing.T) {
 			r := newRig(t, simrack.Options{})
 			r.create(t, "free")
 			used := r.create(t, "used")
-			_, err := r.Attach(t.Context(), used.VolumeID, r.node(t))
+			_, err := r.Attach(t.Context(), used.ID, r.node(t))
 			must(t, err)
 			must(t, r.sim.ClearCalls(t.Context()))
 			fault := trouble[test.trouble]

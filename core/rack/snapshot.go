@@ -32,7 +32,7 @@ type Snapshot struct {
 	// VolumeID is the ID of the volume whose disk the snapshot was made from, and DiskID that of the disk, which may be
 	// deleted.
 	VolumeID  string
-	DiskID    string
+	DiskID    DiskID
 	SizeBytes int64
 	State     SnapshotState
 	Created   time.Time
@@ -69,7 +69,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 		Description: s.Description,
 		ProjectID:   s.ProjectId,
 		VolumeID:    volumeOf(s.DiskId, s.Description),
-		DiskID:      s.DiskId,
+		DiskID:      DiskID(s.DiskId),
 		SizeBytes:   int64(s.Size),
 		State:       SnapshotState(s.State),
 		Created:     timeOrZero(s.TimeCreated),
@@ -78,7 +78,7 @@ func snapshotFrom(s *oxide.Snapshot) Snapshot {
 
 // CreateSnapshot makes a snapshot of a disk, by the disk's own ID on the rack. The rack answers when the snapshot is
 // ready (docs/reference/rack.md §6).
-func (c *Client) CreateSnapshot(ctx context.Context, name, description, diskID string) (Snapshot, error) {
+func (c *Client) CreateSnapshot(ctx context.Context, name, description string, diskID DiskID) (Snapshot, error) {
 	created, err := c.sdk.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.projectRef(),
 		Body:    &oxide.SnapshotCreate{Name: oxide.Name(name), Description: description, Disk: oxide.NameOrId(diskID)},

@@ -46,14 +46,14 @@ func TestAPIVersions(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			attached, err := r.Attach(t.Context(), disk.VolumeID, node)
+			attached, err := r.Attach(t.Context(), disk.ID, node)
 			must(t, err)
 			if attached.State != Attached || attached.InstanceID != node || attached.BlockSize != 4096 || attached.Local {
 				t.Errorf("the disk is read as %+v", attached)
 			}
-			_, err = r.Detach(t.Context(), disk.VolumeID, node)
+			_, err = r.Detach(t.Context(), disk.ID, node)
 			must(t, err)
-			must(t, r.DeleteDisk(t.Context(), disk.VolumeID))
+			must(t, r.DeleteDisk(t.Context(), disk.ID))
 
 			var asked []string
 			for _, request := range r.seenRequests() {
@@ -272,7 +272,7 @@ func TestVersionRefusedLate(t *testing.T) {
 		return false
 	})
 	late := make(chan error, 1)
-	go func() { late <- r.DeleteDisk(t.Context(), disk.VolumeID) }()
+	go func() { late <- r.DeleteDisk(t.Context(), disk.ID) }()
 	<-held
 	r.create(t, "w")
 	r.requests()

@@ -32,8 +32,8 @@ type Rack interface {
 	Instance(ctx context.Context, id string) (rack.Instance, error)
 	Instances(ctx context.Context) ([]rack.Instance, error)
 	InstanceDisks(ctx context.Context, id string) ([]rack.Disk, error)
-	Attach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
-	Detach(ctx context.Context, diskID, instanceID string) (rack.Disk, error)
+	Attach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
+	Detach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
 	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
 	StopInstance(ctx context.Context, id string) error
 	StartInstance(ctx context.Context, id string) error
@@ -195,7 +195,7 @@ type attachRequest struct {
 	// restarted for that disk again. The next restart that happens anyway tries it again.
 	attachFailed bool
 	// failedDisk is that disk, or "" if the volume had no disk then. Everything else goes by the volume.
-	failedDisk string
+	failedDisk rack.DiskID
 }
 
 // seenRecord is the text of another process's record, and since when it is unchanged.
@@ -650,7 +650,7 @@ func (e *Engine) watchEnd(r restartRecord) {
 }
 
 // recordAttachFailure notes that a restart could not attach this disk of the volume.
-func (e *Engine) recordAttachFailure(volume, disk, problem string) {
+func (e *Engine) recordAttachFailure(volume string, disk rack.DiskID, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if request := e.requests[volume]; request != nil {

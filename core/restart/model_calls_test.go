@@ -68,7 +68,7 @@ func (m *model) call(c modelCall) (any, error) {
 // --- the rack
 
 func (d *modelDisk) view() rack.Disk {
-	disk := rack.Disk{VolumeID: d.id, ID: d.backing, Name: d.id[len(d.id)-4:], State: rack.Detached}
+	disk := rack.Disk{VolumeID: d.id, ID: rack.DiskID(d.backing), Name: d.id[len(d.id)-4:], State: rack.Detached}
 	if d.instance != "" {
 		disk.State, disk.InstanceID = rack.Attached, d.instance
 	}
@@ -116,9 +116,9 @@ func (m *model) disksOf(instance string) []rack.Disk {
 	return disks
 }
 
-func (v *modelView) Attach(_ context.Context, backing, instance string) (rack.Disk, error) {
+func (v *modelView) Attach(_ context.Context, backing rack.DiskID, instance string) (rack.Disk, error) {
 	byRestart := v.m.current.tick
-	return call(v, change("attach "+backing+" to "+instance), func(m *model) (rack.Disk, error) {
+	return call(v, change("attach "+string(backing)+" to "+instance), func(m *model) (rack.Disk, error) {
 		d, err := m.diskBacked(backing)
 		switch {
 		case err != nil:
@@ -137,9 +137,9 @@ func (v *modelView) Attach(_ context.Context, backing, instance string) (rack.Di
 	})
 }
 
-func (v *modelView) Detach(_ context.Context, backing, instance string) (rack.Disk, error) {
+func (v *modelView) Detach(_ context.Context, backing rack.DiskID, instance string) (rack.Disk, error) {
 	byRestart := v.m.current.tick
-	return call(v, change("detach "+backing+" from "+instance), func(m *model) (rack.Disk, error) {
+	return call(v, change("detach "+string(backing)+" from "+instance), func(m *model) (rack.Disk, error) {
 		d, err := m.diskBacked(backing)
 		if err != nil {
 			return rack.Disk{}, err

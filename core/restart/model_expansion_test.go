@@ -99,8 +99,14 @@ func (m *model) commitGrowth(d *modelDisk) {
 	}
 	m.growth.phase = growthCommitted
 	m.putRecord(name, rack.RecordText(rack.Replacement{
-		Version: 1, Cluster: modelCluster, Volume: d.id, Disk: d.id, DiskName: d.view().Name, Attempt: growthAttempt,
-		SizeBytes: 2, Committed: true,
+		Version:   1,
+		Cluster:   modelCluster,
+		Volume:    d.id,
+		Disk:      rack.DiskID(d.id),
+		DiskName:  d.view().Name,
+		Attempt:   growthAttempt,
+		SizeBytes: 2,
+		Committed: true,
 	}))
 }
 
@@ -223,12 +229,12 @@ func (m *model) diskWith(what func(d *modelDisk) bool) (*modelDisk, error) {
 	return m.disks[i], nil
 }
 
-func (m *model) diskBacked(backing string) (*modelDisk, error) {
-	return m.diskWith(func(d *modelDisk) bool { return d.backing == backing })
+func (m *model) diskBacked(backing rack.DiskID) (*modelDisk, error) {
+	return m.diskWith(func(d *modelDisk) bool { return d.backing == string(backing) })
 }
 
-func (r growingRack) DiskByID(_ context.Context, backing string) (rack.Disk, error) {
-	return call(r.modelView, read("backing disk "+backing), func(m *model) (rack.Disk, error) {
+func (r growingRack) DiskByID(_ context.Context, backing rack.DiskID) (rack.Disk, error) {
+	return call(r.modelView, read("backing disk "+string(backing)), func(m *model) (rack.Disk, error) {
 		d, err := m.diskBacked(backing)
 		if err != nil {
 			return rack.Disk{}, err
@@ -259,8 +265,8 @@ func (r growingRack) CreateDisk(_ context.Context, spec rack.DiskSpec) (rack.Dis
 	})
 }
 
-func (r growingRack) DeleteDisk(_ context.Context, backing string) error {
-	_, err := call(r.modelView, change("delete backing disk "+backing), func(m *model) (nothing, error) {
+func (r growingRack) DeleteDisk(_ context.Context, backing rack.DiskID) error {
+	_, err := call(r.modelView, change("delete backing disk "+string(backing)), func(m *model) (nothing, error) {
 		d, err := m.diskBacked(backing)
 		switch {
 		case err != nil:
@@ -306,7 +312,7 @@ func (r growingRack) RecordNamed(_ context.Context, name string) (rack.Record, e
 
 const notAtYield = "an expander does this only in a new expansion"
 
-func (growingRack) CreateSnapshot(context.Context, string, string, string) (rack.Snapshot, error) {
+func (growingRack) CreateSnapshot(context.Context, string, string, rack.DiskID) (rack.Snapshot, error) {
 	panic(notAtYield)
 }
 

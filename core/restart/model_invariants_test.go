@@ -213,7 +213,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 	}
 	for _, d := range sortedKeys(e.requests) {
 		r := e.requests[d]
-		write(h, "request", d, r.failedDisk, r.instance, r.fromRestart, boolText(r.attachFailed))
+		write(h, "request", d, string(r.failedDisk), r.instance, r.fromRestart, boolText(r.attachFailed))
 	}
 	for _, d := range sortedKeys(e.locked) {
 		write(h, "locked", d)
@@ -235,7 +235,7 @@ func hashHeld(h *maphash.Hash, id string, w *heldRestart) {
 	write(h, sortedKeys(w.deferredAtStart)...)
 	write(h, "attached", boolText(w.attached != nil))
 	for _, d := range w.attached {
-		write(h, d.VolumeID, d.ID)
+		write(h, d.VolumeID, string(d.ID))
 	}
 }
 

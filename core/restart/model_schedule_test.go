@@ -149,7 +149,7 @@ func (m *model) publishIn(ctx context.Context, p *modelProcess, v *modelVolume, 
 	view := &modelView{m: m}
 	disk, err := view.Disk(ctx, v.disk)
 	if err == nil && disk.InstanceID != instance {
-		return view.Attach(ctx, v.disk, instance)
+		return view.Attach(ctx, disk.ID, instance)
 	}
 	if err == nil {
 		err = view.deleteRecordNamed(detachName(v.disk))
@@ -163,7 +163,7 @@ func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 	m.begin(p, "unpublish "+v.disk, false, func(ctx context.Context) {
 		var err error
 		if m.mode == modeHot {
-			_, err = (&modelView{m: m}).Detach(ctx, v.disk, instance)
+			_, err = (&modelView{m: m}).Detach(ctx, rack.DiskID(v.disk), instance)
 		} else {
 			_, err = p.engine.Unpublish(ctx, v.disk, instance)
 		}

@@ -152,7 +152,7 @@ func TestEndOfATickIsOneError(t *testing.T) {
 // it is asked for again; and each volume of a restart that was taken over needs one.
 func TestRoomCountsEachVolumeOnce(t *testing.T) {
 	e := New(&slowRack{}, Options{Log: slog.New(slog.DiscardHandler)})
-	grown := rack.Disk{VolumeID: diskID(0), ID: diskID(9)}
+	grown := rack.Disk{VolumeID: diskID(0), ID: rack.DiskID(diskID(9))}
 	boot := []rack.Disk{{VolumeID: "boot", ID: "boot"}}
 	for range 2 {
 		if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 1 {

@@ -20,7 +20,7 @@ type refusing struct {
 
 func (r *refusing) Disk(context.Context, string) (rack.Disk, error) { return r.disk, nil }
 
-func (r *refusing) Attach(context.Context, string, string) (rack.Disk, error) {
+func (r *refusing) Attach(context.Context, rack.DiskID, string) (rack.Disk, error) {
 	return rack.Disk{}, rack.ErrRefused
 }
 
@@ -29,10 +29,10 @@ func (r *refusing) Attach(context.Context, string, string) (rack.Disk, error) {
 // matter.
 func TestFailedDiskIsNotTriedAgain(t *testing.T) {
 	volume := diskID(0)
-	failing := rack.Disk{VolumeID: volume, ID: diskID(1), State: rack.Detached}
+	failing := rack.Disk{VolumeID: volume, ID: rack.DiskID(diskID(1)), State: rack.Detached}
 	for name, request := range map[string]func(*Engine){
 		"requested with this disk": func(e *Engine) { e.addRequest(failing, "i") },
-		"grown since the request":  func(e *Engine) { e.addRequest(rack.Disk{VolumeID: volume, ID: volume}, "i") },
+		"grown since the request":  func(e *Engine) { e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(volume)}, "i") },
 		"came with a restart": func(e *Engine) {
 			e.addHeld(restartRecord{ID: "1", Instance: "i", Disks: encodeDisks([]string{volume})}, restartRecord{})
 		},
@@ -47,7 +47,7 @@ func TestFailedDiskIsNotTriedAgain(t *testing.T) {
 			if open := e.openRequests(); len(open) > 0 {
 				t.Errorf("the instance is restarted again for the same disk: %+v", open)
 			}
-			e.addRequest(rack.Disk{VolumeID: volume, ID: diskID(2)}, "i")
+			e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(diskID(2))}, "i")
 			if open := e.openRequests(); len(open) != 1 {
 				t.Errorf("%d requests for the next disk, want one", len(open))
 			}

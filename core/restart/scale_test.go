@@ -67,7 +67,7 @@ func (r *slowRack) Disks(ctx context.Context, _ rack.Cursor, _ int) iter.Seq2[ra
 					return
 				}
 			}
-			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: disk.ID}, nil) {
+			if !yield(rack.ListItem[rack.Disk]{Value: disk, ID: string(disk.ID)}, nil) {
 				return
 			}
 		}
@@ -136,7 +136,7 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 		}
 		for i := range disks {
 			// Each volume has grown: one that has not is found by either ID.
-			disk := rack.Disk{VolumeID: uuid.NewString(), ID: uuid.NewString(), State: rack.Detached}
+			disk := rack.Disk{VolumeID: uuid.NewString(), ID: rack.DiskID(uuid.NewString()), State: rack.Detached}
 			r.disks = append(r.disks, disk)
 			if i < waiting {
 				e.addRequest(disk, r.instances[i%len(r.instances)].ID)
@@ -166,8 +166,8 @@ func TestListedHalfDeletedDiskIsNotThatOfItsVolume(t *testing.T) {
 		var volumes []string
 		for range maxLookups + 1 {
 			volume := uuid.NewString()
-			first := rack.Disk{VolumeID: volume, ID: volume, Name: "deleted-" + volume, State: rack.Faulted}
-			now := rack.Disk{VolumeID: volume, ID: uuid.NewString(), State: rack.Detached}
+			first := rack.Disk{VolumeID: volume, ID: rack.DiskID(volume), Name: "deleted-" + volume, State: rack.Faulted}
+			now := rack.Disk{VolumeID: volume, ID: rack.DiskID(uuid.NewString()), State: rack.Detached}
 			r.disks = append(r.disks, now, first)
 			volumes = append(volumes, volume)
 		}
@@ -217,7 +217,7 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		for i := range 5000 {
 			disk := rack.Disk{
-				VolumeID: uuid.NewString(), ID: uuid.NewString(), State: rack.Attached, InstanceID: "instance",
+				VolumeID: uuid.NewString(), ID: rack.DiskID(uuid.NewString()), State: rack.Attached, InstanceID: "instance",
 			}
 			r.records = append(r.records, rack.Record{
 				ID:   disk.VolumeID,
@@ -250,7 +250,7 @@ func TestSweepWithFailingLookUp(t *testing.T) {
 				e := New(r, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 				e.longList = true
 				for i := range maxLookups + 1 {
-					disk := rack.Disk{VolumeID: diskID(i), ID: diskID(i), State: rack.Attached, InstanceID: "instance"}
+					disk := rack.Disk{VolumeID: diskID(i), ID: rack.DiskID(diskID(i)), State: rack.Attached, InstanceID: "instance"}
 					r.records = append(r.records, rack.Record{
 						ID:   disk.VolumeID,
 						Name: detachName(disk.VolumeID),

@@ -606,7 +606,7 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 // attachRequested attaches the disk of a volume if it is still requested. It also defers the disk's detach until the
 // orchestrator publishes the volume again, because the orchestrator may have unpublished it through another process.
 // tried is the disk that the volume has, or "" if that is not known.
-func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (tried string, err error) {
+func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (tried rack.DiskID, err error) {
 	if e.opts.LockInstance != nil {
 		// Before the disk's lock, as in an RPC.
 		unlock, err := e.opts.LockInstance(ctx, instance)

@@ -111,7 +111,7 @@ func (r *takenRack) CreateRecord(_ context.Context, name, text string) (rack.Rec
 	return rack.Record{ID: "r", Name: name, Text: text}, nil
 }
 
-func (r *takenRack) Attach(context.Context, string, string) (rack.Disk, error) {
+func (r *takenRack) Attach(context.Context, rack.DiskID, string) (rack.Disk, error) {
 	r.holder = "other"
 	return rack.Disk{}, rack.ErrRefused
 }
@@ -372,8 +372,8 @@ func (r *lateDeferral) Disk(_ context.Context, id string) (rack.Disk, error) {
 	return r.disks[i], nil
 }
 
-func (r *lateDeferral) Detach(_ context.Context, diskID, _ string) (rack.Disk, error) {
-	r.detached = append(r.detached, diskID)
+func (r *lateDeferral) Detach(_ context.Context, diskID rack.DiskID, _ string) (rack.Disk, error) {
+	r.detached = append(r.detached, string(diskID))
 	return rack.Disk{}, nil
 }
 
@@ -383,7 +383,7 @@ func TestVolumeThatCameBackNeedsNoSecondSlot(t *testing.T) {
 	for maxDisks, want := range map[int]int{2: 0, 1: 1} {
 		r := &lateDeferral{}
 		for _, id := range []string{"back", "gone"} {
-			r.disks = append(r.disks, rack.Disk{VolumeID: id, ID: id, State: rack.Attached, InstanceID: "i"})
+			r.disks = append(r.disks, rack.Disk{VolumeID: id, ID: rack.DiskID(id), State: rack.Attached, InstanceID: "i"})
 		}
 		deferred := detach.Deferred{Version: 1, Cluster: "prod", Disk: "gone", Instance: "i"}
 		r.records = []rack.Record{{ID: "r", Name: detachName("gone"), Text: rack.RecordText(deferred)}}

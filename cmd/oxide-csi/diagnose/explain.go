@@ -207,7 +207,7 @@ func (f *Facts) lookUp(ctx context.Context, client *rack.Client, cluster string)
 	if id, ok := diskname.ParseID(f.VolumeID); ok {
 		disk, err := client.Disk(ctx, id)
 		if errors.Is(err, rack.ErrNotFound) {
-			if disk, err = client.DiskByID(ctx, id); err == nil {
+			if disk, err = client.DiskByID(ctx, rack.DiskID(id)); err == nil {
 				return client.Disk(ctx, disk.VolumeID)
 			}
 		}

@@ -156,7 +156,7 @@ func TestOrphansOfGrownVolumes(t *testing.T) {
 	if removed, err := c.Delete(t.Context(), []string{orphan}); err != nil || len(removed) != 1 {
 		t.Errorf("deleted %v, %v", removed, err)
 	}
-	if _, err := c.Racks[0].DiskByID(t.Context(), old.Id); !errors.Is(err, rack.ErrNotFound) {
+	if _, err := c.Racks[0].DiskByID(t.Context(), rack.DiskID(old.Id)); !errors.Is(err, rack.ErrNotFound) {
 		t.Errorf("the old disk was not deleted: %v", err)
 	}
 }
