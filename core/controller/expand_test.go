@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -460,6 +461,36 @@ func TestPublishOfAVolumeWithoutADisk(t *testing.T) {
 	r.Inject(t, "disk_create", simtest.FaultStatus, 500)
 	coretest.WantCode(t, r.Publish(t, id, node), codes.FailedPrecondition, "retry")
 	coretest.Must(t, r.Publish(t, id, node))
+}
+
+// An expansion may delete the disk while an unpublish is under way, at its request or while it waits. A volume without
+// a disk is attached nowhere.
+func TestUnpublishMeetsAnExpansion(t *testing.T) {
+	for name, async := range map[string]bool{"the detach": false, "the look at the disk": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(o *coretest.Options) { o.Rack.HotplugAsync, o.Rack.Latency = async, 20*time.Millisecond })
+			id, node := r.Create(t, "v"), r.Node(t, "node-a")
+			r.Must(t, r.Publish(t, id, node))
+			other, gate := r.gated(t)
+			held := gate.Hold("POST", "/v1/instances/")
+			answer := make(chan error, 1)
+			go func() { answer <- other.Unpublish(t, id, node) }()
+			held.Entered(t)
+			if async {
+				detach := held
+				held = gate.Hold("GET", "/v1/disks/")
+				detach.Release()
+				held.Entered(t)
+			}
+			r.Must(t, r.Unpublish(t, id, node))
+			r.Inject(t, "disk_create", simtest.FaultStatus, 500)
+			_, err := r.expand(t, id, 2*coretest.GiB)
+			coretest.WantCode(t, err, codes.Aborted)
+			held.Release()
+			coretest.Must(t, <-answer)
+			coretest.Must(t, r.Publish(t, id, node)) // makes the new disk
+		})
+	}
 }
 
 // An expansion counts as unfinished from its failure until a publish has finished it.

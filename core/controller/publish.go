@@ -452,10 +452,7 @@ func (c *Service) ControllerUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
-		if errors.Is(err, rack.ErrNotFound) {
-			return done, nil
-		}
+	if disk, err = rc.waitToDetach(ctx, disk); err != nil {
 		return nil, err
 	}
 	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
@@ -481,6 +478,17 @@ func (c *Service) ControllerUnpublishVolume(
 	return done, nil
 }
 
+// waitToDetach is waitForDisk for a disk that is to be attached nowhere. If an expansion deletes the disk meanwhile, or
+// anyone else does, that is true: the disk has no instance then.
+func (c rackController) waitToDetach(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	now, err := c.waitForDisk(ctx, disk)
+	if errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {
+		disk.InstanceID = ""
+		return disk, nil
+	}
+	return now, err
+}
+
 // detach detaches a disk from its instance.
 func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	instanceID := disk.InstanceID
@@ -498,7 +506,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}
-	if detached, err = c.waitForDisk(ctx, detached); err != nil {
+	if detached, err = c.waitToDetach(ctx, detached); err != nil {
 		return err
 	}
 	if detached.InstanceID == instanceID {
@@ -520,10 +528,13 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 	if errors.Is(err, rack.ErrNotFound) {
 		return c.confirmNotFound(ctx)
 	}
+	if errors.Is(err, rack.ErrReplaced) {
+		return nil // a volume without a disk is attached nowhere
+	}
 	if err != nil {
 		return fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
 	}
-	if now, err = c.waitForDisk(ctx, now); err != nil {
+	if now, err = c.waitToDetach(ctx, now); err != nil {
 		return err
 	}
 	if now.InstanceID != disk.InstanceID {

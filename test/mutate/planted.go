@@ -682,6 +682,22 @@ var planted = []bug{
 		test:     "TestPublishToARunningInstanceWithoutHotplug",
 	},
 	{
+		name:     "controller: an unpublish that waits fails when an expansion deletes the disk",
+		file:     "core/controller/publish.go",
+		original: "\tif errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {\n\t\tdisk.InstanceID",
+		planted:  "\tif errors.Is(err, rack.ErrNotFound) {\n\t\tdisk.InstanceID",
+		pkg:      "core/controller",
+		test:     "TestUnpublishMeetsAnExpansion",
+	},
+	{
+		name:     "controller: an unpublish whose detach is refused fails when an expansion has deleted the disk",
+		file:     "core/controller/publish.go",
+		original: "return nil // a volume without a disk is attached nowhere",
+		planted:  "return err",
+		pkg:      "core/controller",
+		test:     "TestUnpublishMeetsAnExpansion",
+	},
+	{
 		name:     "controller: an instance gets one disk too many",
 		file:     "core/controller/publish.go",
 		original: "\tif len(disks) >= c.maxDisks {",
