@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // withoutRow are the sentinel errors without a row in codeTable, and the reasons.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 const module = "github.com/oxidecomputer/oxide-csi-plugin"
@@ -68,7 +68,6 @@ func TestLinks(t *testing.T) {
 	orchestrators := []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", "github.com/hashicorp/nomad"}
 	tests := []string{
 		module + "/test",
-		module + "/core/coretest",
 		module + "/core/device/devicetest",
 		module + "/core/metrics/metricstest",
 		module + "/metadata/metadatatest",
@@ -177,7 +176,7 @@ func TestImports(t *testing.T) {
 func TestSimulatorStandsAlone(t *testing.T) {
 	for _, p := range goList(t, false, module+"/...") {
 		own := within(p.ImportPath, module+"/test") || within(p.ImportPath, module+"/cmd/oxide-sim") ||
-			within(p.ImportPath, module+"/bench") || p.ImportPath == module+"/core/coretest"
+			within(p.ImportPath, module+"/bench")
 		for _, imported := range p.Imports {
 			if !own && within(imported, module+"/test/simrack") {
 				t.Errorf("%s imports %s", p.ImportPath, imported)

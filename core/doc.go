@@ -64,7 +64,6 @@
 //   - core/volumerecord, core/statefile: which disks this node may hold; files of the state folder
 //   - core/config, core/metrics: settings and metrics
 //   - core/buckets: the logic of the COSI driver, a program of its own
-//   - core/coretest: the services before a simulated rack (test/simrack), for tests
 //
 // Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A
 // test in this package holds that.

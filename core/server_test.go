@@ -32,11 +32,11 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // TestCapabilities compares the complete lists of advertised capabilities.

@@ -7,7 +7,7 @@ package controller_test
 import (
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // rig is a controller and a simulated rack, with the checks of this package's tests.

@@ -17,8 +17,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // newExt attaches a disk with an ext4 that a user made by hand with these options of mkfs.

@@ -10,11 +10,11 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // The volume limit of a node is its instance's disk limit, minus the reserve and the attached disks that are not

@@ -9,10 +9,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
 // The boot disk and disks that users attach are not volumes. A user's disk that was staged is a volume.
