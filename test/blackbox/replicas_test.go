@@ -131,7 +131,7 @@ func TestKilledController(t *testing.T) {
 		// first means to wait for the disk before the next process starts.
 		first bool
 	}{
-		"next process asks before the disk exists": {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 1500}, false},
+		"next process asks before the disk exists": {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 4000}, false},
 		"next process asks after the disk exists":  {simtest.Fault{Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 500}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
