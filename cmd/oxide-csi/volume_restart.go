@@ -29,7 +29,7 @@ func printRestarts(w io.Writer, list client.VolumeList) {
 			)+":",
 		)
 		for _, pending := range r.Attach {
-			volume := cmp.Or(names[pending.DiskID], pending.DiskID)
+			volume := cmp.Or(names[pending.VolumeID], pending.VolumeID)
 			line(w, "  attach "+volume+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
 		}
 		for _, disk := range r.Detach {

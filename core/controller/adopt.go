@@ -32,28 +32,28 @@ func (c *Service) ControllerModifyVolume(
 		return nil, err
 	}
 	from := req.GetMutableParameters()[rpc.KeyAdoptFromCluster]
-	rc, diskID, described, err := c.findDescription(ctx, req.GetVolumeId())
+	rc, volumeID, described, err := c.findDescription(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	if err := rc.adopt(ctx, diskID, described.Cluster, from); err != nil {
+	if err := rc.adopt(ctx, volumeID, described.Cluster, from); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
 // findDescription returns the description that names the owner of a volume: that of its disk or, if the disk was
-// deleted, of one of its snapshots. It also returns the disk's ID as the racks write it.
+// deleted, of one of its snapshots. It also returns the volume's ID as the racks write it.
 func (c *Service) findDescription(
 	ctx context.Context,
-	volumeID string,
-) (rc rackController, diskID string, described rack.Description, err error) {
-	rc, disk, err := c.neededDisk(ctx, volumeID) // the list for an adoption has the volume, so it was not deleted
+	requestedID string,
+) (rc rackController, volumeID string, described rack.Description, err error) {
+	rc, disk, err := c.neededDisk(ctx, requestedID) // the list for an adoption has the volume, so it was not deleted
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		diskID, _ = diskname.ParseID(volumeID) // neededDisk has parsed it before
-		rc, described, err = c.findSnapshotOf(ctx, diskID, err)
-		return rc, diskID, described, err
+		volumeID, _ = diskname.ParseID(requestedID) // neededDisk has parsed it before
+		rc, described, err = c.findSnapshotOf(ctx, volumeID, err)
+		return rc, volumeID, described, err
 	case err != nil:
 		return rc, "", described, err
 	}
@@ -71,10 +71,10 @@ func (c *Service) findDescription(
 	return rc, disk.VolumeID, described, nil
 }
 
-// findSnapshotOf returns the description of a snapshot of a deleted disk, or the error notFound.
+// findSnapshotOf returns the description of a snapshot of a deleted volume, or the error notFound.
 func (c *Service) findSnapshotOf(
 	ctx context.Context,
-	diskID string,
+	volumeID string,
 	notFound error,
 ) (rackController, rack.Description, error) {
 	for _, client := range c.racks.all {
@@ -83,7 +83,7 @@ func (c *Service) findSnapshotOf(
 				return rackController{}, rack.Description{}, err
 			}
 			described, ours := rack.ParseDescription(listed.Value.Description)
-			if ours && listed.Value.VolumeID == diskID && !listed.Value.Internal() && described.Cluster != c.cluster {
+			if ours && listed.Value.VolumeID == volumeID && !listed.Value.Internal() && described.Cluster != c.cluster {
 				return c.forRack(client), described, nil
 			}
 		}
@@ -91,11 +91,11 @@ func (c *Service) findSnapshotOf(
 	return rackController{}, rack.Description{}, notFound
 }
 
-// adopt records that this cluster owns a disk. The parameter described is the cluster that the disk's description
-// names. If two clusters adopt a disk at the same time, the record names one of them, and each use of the disk reads
-// it.
-func (c rackController) adopt(ctx context.Context, diskID, described, from string) error {
-	old, adopted, err := c.adoption(ctx, diskID)
+// adopt records that this cluster owns a volume. The parameter described is the cluster that the description of the
+// volume's disk names. If two clusters adopt a volume at the same time, the record names one of them, and each use of
+// the volume reads it.
+func (c rackController) adopt(ctx context.Context, volumeID, described, from string) error {
+	old, adopted, err := c.adoption(ctx, volumeID)
 	if err != nil {
 		return err
 	}
@@ -105,34 +105,34 @@ func (c rackController) adopt(ctx context.Context, diskID, described, from strin
 	case from:
 	default:
 		return rpc.FailedPrecondition(
-			"volume %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", diskID, owner, from)
+			"volume %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", volumeID, owner, from)
 	}
 	// A detach that the previous owner deferred would stand in the way of one by this cluster.
-	if err := detach.Erase(ctx, c.rack, diskID); err != nil {
+	if err := detach.Erase(ctx, c.rack, volumeID); err != nil {
 		return err
 	}
-	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, Disk: diskID}
+	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, VolumeID: volumeID}
 	switch {
 	case described == c.cluster:
 		err = c.rack.DeleteRecord(ctx, old.recordID) // without the record the description counts again
 	case adopted:
 		err = c.rack.UpdateRecord(ctx, old.recordID, rack.RecordText(wanted))
 	default:
-		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+diskID, rack.RecordText(wanted))
+		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+volumeID, rack.RecordText(wanted))
 	}
 	switch {
 	case errors.Is(err, rack.ErrAlreadyExists), errors.Is(err, rack.ErrNotFound):
-		return rpc.Aborted("volume %s is being adopted by another cluster or process: retry: %w", diskID, err)
+		return rpc.Aborted("volume %s is being adopted by another cluster or process: retry: %w", volumeID, err)
 	case err != nil:
 		return err
 	}
-	c.log.Info("adopted a volume", "volume_id", diskID, "from_cluster", from, "rack", c.rack.Name())
+	c.log.Info("adopted a volume", "volume_id", volumeID, "from_cluster", from, "rack", c.rack.Name())
 	return nil
 }
 
-// isAdoptable reports whether the cluster of [rpc.MetadataOfCluster] owns a disk or a snapshot of the disk, or owned it
+// isAdoptable reports whether the cluster of [rpc.MetadataOfCluster] owns a volume or a snapshot of it, or owned it
 // until this cluster adopted it. So the list for an adoption is the same before and after it.
-type isAdoptable func(description, diskID string) bool
+type isAdoptable func(description, volumeID string) bool
 
 // adoptable returns the cluster of [rpc.MetadataOfCluster] and what is adoptable from it. For the request of an
 // orchestrator both are empty. Otherwise it reads the adoptions of all racks, once for each page of a list and not once
@@ -143,7 +143,7 @@ func (c *Service) adoptable(ctx context.Context) (of string, adoptable isAdoptab
 	if len(clusters) == 0 {
 		return "", nil, nil
 	}
-	adoptions := map[string]adoption{} // by disk
+	adoptions := map[string]adoption{} // by volume ID
 	for _, client := range c.racks.all {
 		records, err := client.Records(ctx)
 		if err != nil {
@@ -151,13 +151,13 @@ func (c *Service) adoptable(ctx context.Context) (of string, adoptable isAdoptab
 		}
 		for _, record := range records {
 			if a, ok := parseAdoption(record); ok {
-				adoptions[a.Disk] = a
+				adoptions[a.VolumeID] = a
 			}
 		}
 	}
-	return clusters[0], func(description, diskID string) bool {
+	return clusters[0], func(description, volumeID string) bool {
 		described, _ := rack.ParseDescription(description)
-		a := adoptions[diskID]
+		a := adoptions[volumeID]
 		return cmp.Or(a.Cluster, described.Cluster) == clusters[0] || a.Cluster == c.cluster && a.From == clusters[0]
 	}, nil
 }

@@ -207,18 +207,19 @@ func (c *Service) ControllerGetVolume(
 	}, nil
 }
 
-// publishedNow returns a disk and the nodes on which it is published, for a controller that defers detaches.
-func (c rackController) publishedNow(ctx context.Context, diskID string) (rack.Disk, []string, error) {
+// publishedNow returns the disk of a volume and the nodes on which the volume is published, for a controller that
+// defers detaches.
+func (c rackController) publishedNow(ctx context.Context, volumeID string) (rack.Disk, []string, error) {
 	before, err := c.deferredDetaches(ctx)
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
-	_, disk, err := c.disk(ctx, diskID)
+	_, disk, err := c.disk(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
 	after, err := c.deferredDetaches(ctx)
-	if err != nil || after[diskID] == disk.InstanceID {
+	if err != nil || after[volumeID] == disk.InstanceID {
 		return disk, nil, err
 	}
 	return disk, publishedNodes(disk, before), nil

@@ -15,21 +15,22 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// A disk or snapshot belongs to the cluster that its description names, until another cluster adopts the disk: a
+// A disk or snapshot belongs to the cluster that its description names, until another cluster adopts the volume: a
 // description never changes, so an adoption is a record on the rack. A snapshot belongs to the cluster that owns its
-// disk. A disk or snapshot without a description of this plugin belongs to no cluster, and every cluster may use it
+// volume. A disk or snapshot without a description of this plugin belongs to no cluster, and every cluster may use it
 // (docs/development/decisions/030-the-adopter-owns-the-volume.md).
 
-// adoptionPrefix is followed by the disk's ID. It is permanent: a newer version must find the records of an older one.
+// adoptionPrefix is followed by the volume's ID. It is permanent: a newer version must find the records of an older
+// one.
 const adoptionPrefix = "csi-adopt-"
 
-// adoption is the text of the record of an adopted disk. Its JSON names are permanent.
+// adoption is the text of the record of an adopted volume. Its JSON names are permanent.
 type adoption struct {
 	Version int `json:"v"`
-	// Cluster is the cluster that owns the disk. From is the cluster that owned it before.
-	Cluster string `json:"cluster"`
-	From    string `json:"from"`
-	Disk    string `json:"disk"`
+	// Cluster is the cluster that owns the volume. From is the cluster that owned it before.
+	Cluster  string `json:"cluster"`
+	From     string `json:"from"`
+	VolumeID string `json:"disk"`
 
 	recordID string
 }
@@ -37,16 +38,16 @@ type adoption struct {
 // parseAdoption returns false for a group that is no record of an adoption.
 func parseAdoption(record rack.Record) (adoption, bool) {
 	a := adoption{recordID: record.ID}
-	diskID, named := strings.CutPrefix(record.Name, adoptionPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &a) != nil || a.Version < 1 || a.Cluster == "" || a.Disk != diskID {
+	volumeID, named := strings.CutPrefix(record.Name, adoptionPrefix)
+	if !named || json.Unmarshal([]byte(record.Text), &a) != nil || a.Version < 1 || a.Cluster == "" || a.VolumeID != volumeID {
 		return adoption{}, false
 	}
 	return a, true
 }
 
-// adoption returns the adoption of a disk. It returns false if no cluster adopted the disk.
-func (c rackController) adoption(ctx context.Context, diskID string) (adoption, bool, error) {
-	record, err := c.rack.RecordNamed(ctx, adoptionPrefix+diskID)
+// adoption returns the adoption of a volume. It returns false if no cluster adopted the volume.
+func (c rackController) adoption(ctx context.Context, volumeID string) (adoption, bool, error) {
+	record, err := c.rack.RecordNamed(ctx, adoptionPrefix+volumeID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		return adoption{}, false, nil
@@ -58,21 +59,21 @@ func (c rackController) adoption(ctx context.Context, diskID string) (adoption, 
 		return adoption{}, false, rpc.FailedPrecondition(
 			"anti-affinity group %q is no record of an adoption, so the owner of volume %s is unknown: delete the group, and adopt the volume again",
 			record.Name,
-			diskID,
+			volumeID,
 		)
 	}
 	return a, true, nil
 }
 
-// owner returns the cluster that owns a disk or a snapshot of the disk, or "" if no cluster does. It sends a request
-// only if the description names another cluster. This cluster's own disks must cost no request, so it does not notice
-// if one of them was adopted by another cluster.
-func (c rackController) owner(ctx context.Context, description, diskID string) (string, error) {
+// owner returns the cluster that owns a disk or snapshot of the volume, or "" if no cluster does. It sends a request
+// only if the description names another cluster. This cluster's own volumes must cost no request, so it does not
+// notice if one of them was adopted by another cluster.
+func (c rackController) owner(ctx context.Context, description, volumeID string) (string, error) {
 	described, _ := rack.ParseDescription(description)
 	if described.Cluster == "" || described.Cluster == c.cluster {
 		return described.Cluster, nil
 	}
-	a, adopted, err := c.adoption(ctx, diskID)
+	a, adopted, err := c.adoption(ctx, volumeID)
 	if adopted {
 		return a.Cluster, nil
 	}
@@ -89,8 +90,8 @@ func (c rackController) checkSnapshotOwner(ctx context.Context, snapshot rack.Sn
 	return c.checkOwner(ctx, "snapshot "+snapshot.ID, snapshot.Description, snapshot.VolumeID)
 }
 
-func (c rackController) checkOwner(ctx context.Context, what, description, diskID string) error {
-	owner, err := c.owner(ctx, description, diskID)
+func (c rackController) checkOwner(ctx context.Context, what, description, volumeID string) error {
+	owner, err := c.owner(ctx, description, volumeID)
 	if err != nil || owner == "" || owner == c.cluster {
 		return err
 	}
@@ -103,9 +104,9 @@ func (c rackController) checkOwner(ctx context.Context, what, description, diskI
 }
 
 // notOwnedReason says why a disk or snapshot with this description is not deleted. It is empty if this plugin made it
-// for its cluster, or if this cluster adopted its disk.
-func (c rackController) notOwnedReason(ctx context.Context, description, diskID string) (string, error) {
-	owner, err := c.owner(ctx, description, diskID)
+// for its cluster, or if this cluster adopted its volume.
+func (c rackController) notOwnedReason(ctx context.Context, description, volumeID string) (string, error) {
+	owner, err := c.owner(ctx, description, volumeID)
 	switch {
 	case err != nil:
 		return "", err
@@ -117,8 +118,8 @@ func (c rackController) notOwnedReason(ctx context.Context, description, diskID 
 	return "", nil
 }
 
-// forgetAdoption deletes the record of a deleted disk that this cluster had adopted. A record that stays has no effect:
-// no disk gets the same ID again.
+// forgetAdoption deletes the record of a deleted volume that this cluster had adopted. A record that stays has no
+// effect: no volume gets the same ID again.
 func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
 	if c.ownsDisk(disk) {
 		return
@@ -129,21 +130,21 @@ func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
 	}
 }
 
-// Adoptions returns the cluster that has adopted each disk, by the disk's ID. records are all records of a rack.
+// Adoptions returns the cluster that has adopted each volume, by the volume's ID. records are all records of a rack.
 func Adoptions(records []rack.Record) map[string]string {
 	clusters := map[string]string{}
 	for _, record := range records {
 		if a, ok := parseAdoption(record); ok {
-			clusters[a.Disk] = a.Cluster
+			clusters[a.VolumeID] = a.Cluster
 		}
 	}
 	return clusters
 }
 
-// AdoptedBy returns the ID of the disk whose adoption by the cluster this record holds, or "".
-func AdoptedBy(record rack.Record, cluster string) (diskID string) {
+// AdoptedBy returns the ID of the volume whose adoption by the cluster this record holds, or "".
+func AdoptedBy(record rack.Record, cluster string) (volumeID string) {
 	if a, ok := parseAdoption(record); ok && a.Cluster == cluster {
-		return a.Disk
+		return a.VolumeID
 	}
 	return ""
 }

@@ -66,7 +66,7 @@ func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.
 
 func disksOf(pending []restart.PendingAttach) (ids []string) {
 	for _, one := range pending {
-		ids = append(ids, one.DiskID)
+		ids = append(ids, one.VolumeID)
 	}
 	return ids
 }
@@ -155,7 +155,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 				got = r.waitForReport(t, volume, node, test.reason)
 				return strings.Contains(got.Message, test.says)
 			})
-			if len(got.Attach) != 1 || got.Attach[0].DiskID != volume || got.Attach[0].Since.Before(before) ||
+			if len(got.Attach) != 1 || got.Attach[0].VolumeID != volume || got.Attach[0].Since.Before(before) ||
 				got.Attach[0].LastRequested.Before(got.Attach[0].Since) ||
 				len(got.Detach) > 0 {
 				t.Errorf("reported %+v", got)

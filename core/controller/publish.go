@@ -66,7 +66,7 @@ func (c *Service) ControllerPublishVolume(
 	if err != nil {
 		return nil, publishError(err) // an expansion may have begun meanwhile
 	}
-	c.refusals.removeDisk(disk.VolumeID)
+	c.refusals.removeVolume(disk.VolumeID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
@@ -419,8 +419,8 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 }
 
 // logRefusal logs the rack's own words, which would make the answered error too long.
-func (c rackController) logRefusal(op operation, diskID, instanceID string, refusal error) {
-	c.log.Info("the rack rejected the "+string(op), "volume_id", diskID, "node_id", instanceID,
+func (c rackController) logRefusal(op operation, volumeID, instanceID string, refusal error) {
+	c.log.Info("the rack rejected the "+string(op), "volume_id", volumeID, "node_id", instanceID,
 		"error", refusal.Error(), "rack_request_id", rpc.RackRequestID(refusal))
 }
 
@@ -436,16 +436,16 @@ func (c *Service) ControllerUnpublishVolume(
 		return nil, err
 	}
 	done := &csi.ControllerUnpublishVolumeResponse{}
-	diskID, diskOK := diskname.ParseID(req.GetVolumeId())
+	volumeID, volumeOK := diskname.ParseID(req.GetVolumeId())
 	nodeID, nodeOK := diskname.ParseID(req.GetNodeId())
-	if !diskOK || (!nodeOK && req.GetNodeId() != "") {
+	if !volumeOK || (!nodeOK && req.GetNodeId() != "") {
 		return done, nil // neither a disk nor an instance has such an ID
 	}
 	// Nomad repeats the call every second. This answer needs no request to the rack.
-	if err := c.refusals.get(opDetach, diskID, nodeID); err != nil {
+	if err := c.refusals.get(opDetach, volumeID, nodeID); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.locate(ctx, diskID)
+	rc, disk, err := c.locate(ctx, volumeID)
 	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.ID == "" {
 		return done, nil // a volume without a disk is attached nowhere
 	}

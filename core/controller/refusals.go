@@ -31,8 +31,8 @@ type refusalCache struct {
 }
 
 type refusalKey struct {
-	operation          operation
-	diskID, instanceID string
+	operation            operation
+	volumeID, instanceID string
 }
 
 type cachedRefusal struct {
@@ -45,7 +45,7 @@ func newRefusalCache() *refusalCache {
 }
 
 // put caches an error for [refusalTTL] and returns it.
-func (r *refusalCache) put(op operation, diskID, instanceID string, err error) error {
+func (r *refusalCache) put(op operation, volumeID, instanceID string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
@@ -54,27 +54,27 @@ func (r *refusalCache) put(op operation, diskID, instanceID string, err error) e
 			delete(r.entries, key)
 		}
 	}
-	r.entries[refusalKey{op, diskID, instanceID}] = cachedRefusal{expires: now.Add(refusalTTL), err: err}
+	r.entries[refusalKey{op, volumeID, instanceID}] = cachedRefusal{expires: now.Add(refusalTTL), err: err}
 	return err
 }
 
 // get returns the cached error, or nil. The error is logged at debug level only: it was logged when it was put.
-func (r *refusalCache) get(op operation, diskID, instanceID string) error {
+func (r *refusalCache) get(op operation, volumeID, instanceID string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	entry, ok := r.entries[refusalKey{op, diskID, instanceID}]
+	entry, ok := r.entries[refusalKey{op, volumeID, instanceID}]
 	if !ok || time.Now().After(entry.expires) {
 		return nil
 	}
 	return rpc.LoggedAt(slog.LevelDebug, entry.err)
 }
 
-// removeDisk removes the entries of a disk, after the disk was attached.
-func (r *refusalCache) removeDisk(diskID string) {
+// removeVolume removes the entries of a volume, after its disk was attached.
+func (r *refusalCache) removeVolume(volumeID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key := range r.entries {
-		if key.diskID == diskID {
+		if key.volumeID == volumeID {
 			delete(r.entries, key)
 		}
 	}

@@ -75,7 +75,7 @@ type Detacher struct {
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
 
-	// over has a lock for each disk. It guards the disk's record that is over, which is either reused or deleted.
+	// over has a lock for each volume. It guards the volume's record that is over, which is either reused or deleted.
 	over *keylock.Locks
 
 	mu sync.Mutex
@@ -124,8 +124,8 @@ func (d *Detacher) List(ctx context.Context) (Set, error) {
 
 // Defer records that a volume was unpublished from an instance to which its disk is attached. If the request
 // may be the repetition of an old one, the deferred detach is untimed: see the package's documentation.
-func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
-	return d.put(ctx, diskID, instanceID, noRestart, func(old Deferred) (Deferred, bool) {
+func (d *Detacher) Defer(ctx context.Context, volumeID, instanceID string) error {
+	return d.put(ctx, volumeID, instanceID, noRestart, func(old Deferred) (Deferred, bool) {
 		switch {
 		case old.Over:
 			old.Over, old.Untimed = false, true
@@ -141,8 +141,8 @@ func (d *Detacher) Defer(ctx context.Context, diskID, instanceID string) error {
 // DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
 // takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another
 // instance, which it is restarting: that process may attach the disk at any moment, and relies on its record.
-func (d *Detacher) DeferUnlessPublished(ctx context.Context, diskID, instanceID string) error {
-	return d.put(ctx, diskID, instanceID, d.opts.Restarting, func(old Deferred) (Deferred, bool) {
+func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceID string) error {
+	return d.put(ctx, volumeID, instanceID, d.opts.Restarting, func(old Deferred) (Deferred, bool) {
 		changed := old.Over || old.Untimed
 		old.Over, old.Untimed = false, false
 		return old, changed
@@ -156,13 +156,13 @@ func noRestart([]rack.Record) func(string) bool { return func(string) bool { ret
 // record of another instance is stale and is replaced, unless that instance is restarting.
 func (d *Detacher) put(
 	ctx context.Context,
-	diskID, instanceID string,
+	volumeID, instanceID string,
 	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
 ) error {
-	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Instance: instanceID}
+	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Instance: instanceID}
 	for range 3 {
-		record, err := d.rack.CreateRecord(ctx, deferredPrefix+diskID, rack.RecordText(wanted))
+		record, err := d.rack.CreateRecord(ctx, deferredPrefix+volumeID, rack.RecordText(wanted))
 		if err == nil {
 			d.sinceSeen(record.ID, record.Text)
 			d.wakeUp()
@@ -176,14 +176,14 @@ func (d *Detacher) put(
 		}
 	}
 	return fmt.Errorf(
-		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses disk %s: %w",
-		deferredPrefix+diskID,
-		diskID,
+		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses volume %s: %w",
+		deferredPrefix+volumeID,
+		volumeID,
 		rack.ErrConflict,
 	)
 }
 
-// reuse updates the disk's record to wanted. If the record must be recreated, it deletes the record, copies its state
+// reuse updates the volume's record to wanted. If the record must be recreated, it deletes the record, copies its state
 // into wanted, and returns false.
 func (d *Detacher) reuse(
 	ctx context.Context,
@@ -191,7 +191,7 @@ func (d *Detacher) reuse(
 	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
 ) (done bool, err error) {
-	release, err := d.lockOver(ctx, wanted.Disk)
+	release, err := d.lockOver(ctx, wanted.VolumeID)
 	if err != nil {
 		return false, err
 	}
@@ -200,12 +200,12 @@ func (d *Detacher) reuse(
 	if err != nil {
 		return false, err
 	}
-	old, ok := Parse(records, d.opts.Cluster).records[wanted.Disk]
+	old, ok := Parse(records, d.opts.Cluster).records[wanted.VolumeID]
 	if !ok {
 		return false, nil // it was just deleted, or belongs to another cluster
 	}
 	if old.Instance != wanted.Instance && !old.Over && restarting(records)(old.Instance) {
-		return false, fmt.Errorf("disk %s, instance %s: %w", wanted.Disk, old.Instance, ErrRestarting)
+		return false, fmt.Errorf("volume %s, instance %s: %w", wanted.VolumeID, old.Instance, ErrRestarting)
 	}
 	now, changed := *wanted, true
 	if old.Instance == wanted.Instance {
@@ -230,7 +230,7 @@ func (d *Detacher) reuse(
 
 // expire deletes a record that is over, unless it was used again since it was listed.
 func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
-	release, err := d.lockOver(ctx, listed.Disk)
+	release, err := d.lockOver(ctx, listed.VolumeID)
 	if err != nil {
 		return err
 	}
@@ -239,37 +239,37 @@ func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
 	if err != nil {
 		return err
 	}
-	if now := set.records[listed.Disk]; now.recordID != listed.recordID || now.text != listed.text {
+	if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
 		return nil
 	}
 	return d.delete(ctx, listed.recordID)
 }
 
-// lockOver waits while another call of this process reuses or deletes the record of a disk. That call asks the rack, so
-// the wait ends with ctx too.
-func (d *Detacher) lockOver(ctx context.Context, diskID string) (release func(), err error) {
-	release, ok := d.over.Acquire(ctx, diskID, detachTime)
+// lockOver waits while another call of this process reuses or deletes the record of a volume. That call asks the rack,
+// so the wait ends with ctx too.
+func (d *Detacher) lockOver(ctx context.Context, volumeID string) (release func(), err error) {
+	release, ok := d.over.Acquire(ctx, volumeID, detachTime)
 	if !ok {
-		return nil, fmt.Errorf("the record of disk %s is being changed: %w", diskID, cmp.Or(ctx.Err(), rack.ErrUnavailable))
+		return nil, fmt.Errorf("the record of volume %s is being changed: %w", volumeID, cmp.Or(ctx.Err(), rack.ErrUnavailable))
 	}
 	return release, nil
 }
 
-// TakeBack ends the deferred detach of a disk, for a volume that is published. After it no process detaches the disk.
+// TakeBack ends the deferred detach of a volume that is published. After it no process detaches the volume's disk.
 // [ErrDetaching] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
 // detached it.
-func (d *Detacher) TakeBack(ctx context.Context, diskID string) error {
+func (d *Detacher) TakeBack(ctx context.Context, volumeID string) error {
 	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return err
 	}
-	return d.TakeBackListed(ctx, diskID, records)
+	return d.TakeBackListed(ctx, volumeID, records)
 }
 
 // TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
-func (d *Detacher) TakeBackListed(ctx context.Context, diskID string, records []rack.Record) (err error) {
+func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records []rack.Record) (err error) {
 	set := Parse(records, d.opts.Cluster)
-	if deferred, ok := set.records[diskID]; ok && !deferred.Over {
+	if deferred, ok := set.records[volumeID]; ok && !deferred.Over {
 		if err := d.End(ctx, deferred); err != nil {
 			return err
 		}
@@ -277,8 +277,8 @@ func (d *Detacher) TakeBackListed(ctx context.Context, diskID string, records []
 			return err
 		}
 	}
-	if set.Detaching(diskID) {
-		return fmt.Errorf("disk %s: %w", diskID, ErrDetaching)
+	if set.Detaching(volumeID) {
+		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
 	}
 	return nil
 }
@@ -303,26 +303,26 @@ func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred,
 	timed.Untimed = false
 	updated, err := d.update(ctx, deferred, &timed)
 	if err == nil && !updated {
-		err = fmt.Errorf("disk %s: %w", deferred.Disk, ErrNotDeferred)
+		err = fmt.Errorf("volume %s: %w", deferred.VolumeID, ErrNotDeferred)
 	}
 	return timed, err
 }
 
-// Forget deletes the record of a disk, which was deleted or belongs to another cluster now.
-func (d *Detacher) Forget(ctx context.Context, diskID string) error {
+// Forget deletes the record of a volume, which was deleted or belongs to another cluster now.
+func (d *Detacher) Forget(ctx context.Context, volumeID string) error {
 	set, err := d.List(ctx)
 	if err != nil {
 		return err
 	}
-	if old, ok := set.records[diskID]; ok {
+	if old, ok := set.records[volumeID]; ok {
 		return d.delete(ctx, old.recordID)
 	}
 	return nil
 }
 
-// Delete deletes the record of a disk in a set.
-func (d *Detacher) Delete(ctx context.Context, set Set, diskID string) error {
-	return d.delete(ctx, set.records[diskID].recordID)
+// Delete deletes the record of a volume in a set.
+func (d *Detacher) Delete(ctx context.Context, set Set, volumeID string) error {
+	return d.delete(ctx, set.records[volumeID].recordID)
 }
 
 // Timed reports whether deferred detaches are carried out when a time has passed.
@@ -333,22 +333,22 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 	return max(0, d.opts.Grace-d.sinceSeen(deferred.recordID, deferred.text))
 }
 
-// Detach carries out the deferred detach of a disk from an instance, whatever is left of its grace period. It returns
-// [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only while the
-// instance is stopped.
-func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error {
+// Detach carries out the deferred detach of a volume's disk from an instance, whatever is left of its grace period. It
+// returns [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only
+// while the instance is stopped.
+func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
-	mine := detaching{Version: 1, Cluster: d.opts.Cluster, Disk: diskID, Holder: uuid.NewString()}
-	record, err := d.rack.CreateRecord(ctx, detachingPrefix+diskID, rack.RecordText(mine))
+	mine := detaching{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Holder: uuid.NewString()}
+	record, err := d.rack.CreateRecord(ctx, detachingPrefix+volumeID, rack.RecordText(mine))
 	if errors.Is(err, rack.ErrAlreadyExists) {
-		return fmt.Errorf("disk %s: %w", diskID, ErrDetaching)
+		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
 	}
 	if err != nil {
 		d.abandon(mine.Holder)
 		return err
 	}
-	err = d.detachNow(ctx, diskID, instanceID)
+	err = d.detachNow(ctx, volumeID, instanceID)
 	if errors.Is(err, errUnanswered) {
 		return err // the rack may still detach the disk, so the record stays for its lifetime
 	}
@@ -361,17 +361,17 @@ func (d *Detacher) Detach(ctx context.Context, diskID, instanceID string) error 
 	return errors.Join(err, removed)
 }
 
-// detachNow detaches a disk after this process has recorded that.
-func (d *Detacher) detachNow(ctx context.Context, diskID, instanceID string) error {
+// detachNow detaches a volume's disk after this process has recorded that.
+func (d *Detacher) detachNow(ctx context.Context, volumeID, instanceID string) error {
 	set, err := d.List(ctx)
 	if err != nil {
 		return err
 	}
-	deferred, ok := set.Of(diskID, instanceID)
+	deferred, ok := set.Of(volumeID, instanceID)
 	if !ok {
-		return fmt.Errorf("disk %s: %w", diskID, ErrNotDeferred)
+		return fmt.Errorf("volume %s: %w", volumeID, ErrNotDeferred)
 	}
-	disk, err := d.rack.Disk(ctx, diskID)
+	disk, err := d.rack.Disk(ctx, volumeID)
 	if errors.Is(err, rack.ErrReplaced) {
 		return d.End(ctx, deferred) // a volume without a disk is attached nowhere
 	}
@@ -399,9 +399,9 @@ func (d *Detacher) detachNow(ctx context.Context, diskID, instanceID string) err
 		}
 		if disk.InstanceID == instanceID {
 			return fmt.Errorf("%w: disk %q (%s) is still attached to instance %s: %w",
-				errUnanswered, disk.Name, diskID, instanceID, rack.ErrBusy)
+				errUnanswered, disk.Name, disk.ID, instanceID, rack.ErrBusy)
 		}
-		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", diskID, "node_id", instanceID)
+		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", volumeID, "node_id", instanceID)
 	}
 	return d.End(ctx, deferred)
 }

@@ -71,14 +71,14 @@ func TestLateDeletionOfARecord(t *testing.T) {
 				a := actor{w, ""}
 				r := &changing{Rack: a}
 				d := detach.New(r, detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
-				must(t, d.Defer(t.Context(), disk, instance))
+				must(t, d.Defer(t.Context(), volume, instance))
 				if grace == 0 { // a publish deletes the record
 					r.Rack = late{a, &requested}
-					if err := d.TakeBack(t.Context(), disk); !errors.Is(err, rack.ErrUnavailable) {
+					if err := d.TakeBack(t.Context(), volume); !errors.Is(err, rack.ErrUnavailable) {
 						t.Fatalf("got %v", err)
 					}
 				} else { // it is deleted when it is no longer remembered
-					must(t, d.TakeBack(t.Context(), disk))
+					must(t, d.TakeBack(t.Context(), volume))
 					r.Rack = late{a, &requested}
 					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 					defer cancel()
@@ -88,7 +88,7 @@ func TestLateDeletionOfARecord(t *testing.T) {
 				if len(requested) == 0 {
 					t.Fatal("no deletion was requested")
 				}
-				must(t, d.Defer(t.Context(), disk, instance))
+				must(t, d.Defer(t.Context(), volume, instance))
 				for _, id := range requested {
 					if err := a.DeleteRecord(t.Context(), id); err != nil && !errors.Is(err, rack.ErrNotFound) {
 						t.Fatal(err)
@@ -96,7 +96,7 @@ func TestLateDeletionOfARecord(t *testing.T) {
 				}
 				set, err := d.List(t.Context())
 				must(t, err)
-				if _, ok := set.Of(disk, instance); !ok {
+				if _, ok := set.Of(volume, instance); !ok {
 					t.Errorf("the detach is not deferred any more: %v", w.records)
 				}
 			})
@@ -112,20 +112,20 @@ func TestLostAnswerOfATakeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, lose := &world{holder: instance, turn: func(string) {}}, false
 		d := detach.New(lossy{actor{w, ""}, &lose}, detach.Options{Cluster: cluster, Grace: grace})
-		must(t, d.Defer(t.Context(), disk, instance))
-		must(t, d.TakeBack(t.Context(), disk))
-		must(t, d.Defer(t.Context(), disk, instance))
+		must(t, d.Defer(t.Context(), volume, instance))
+		must(t, d.TakeBack(t.Context(), volume))
+		must(t, d.Defer(t.Context(), volume, instance))
 		time.Sleep(time.Hour)
 		lose = true
-		if err := d.TakeBack(t.Context(), disk); !errors.Is(err, rack.ErrUnavailable) {
+		if err := d.TakeBack(t.Context(), volume); !errors.Is(err, rack.ErrUnavailable) {
 			t.Fatalf("got %v", err)
 		}
-		must(t, d.TakeBack(t.Context(), disk))
+		must(t, d.TakeBack(t.Context(), volume))
 		for range 2 { // the orchestrator repeats an unpublish of an earlier workload
-			must(t, d.Defer(t.Context(), disk, instance))
+			must(t, d.Defer(t.Context(), volume, instance))
 			set, err := d.List(t.Context())
 			must(t, err)
-			if deferred, ok := set.Of(disk, instance); !ok || !deferred.Untimed {
+			if deferred, ok := set.Of(volume, instance); !ok || !deferred.Untimed {
 				t.Errorf("the disk of a published volume would be detached after the grace period: %+v, %t", deferred, ok)
 			}
 		}
@@ -136,14 +136,14 @@ func TestLostAnswerOfATakeBack(t *testing.T) {
 func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	d := detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: cluster, Grace: grace})
-	must(t, d.Defer(t.Context(), disk, instance))
-	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, rack.ErrUnavailable) {
+	must(t, d.Defer(t.Context(), volume, instance))
+	if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, rack.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}
-	if err := d.TakeBack(t.Context(), disk); !errors.Is(err, detach.ErrDetaching) {
+	if err := d.TakeBack(t.Context(), volume); !errors.Is(err, detach.ErrDetaching) {
 		t.Errorf("publish: %v", err)
 	}
-	if err := d.Detach(t.Context(), disk, instance); !errors.Is(err, detach.ErrDetaching) {
+	if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, detach.ErrDetaching) {
 		t.Errorf("another detach: %v", err)
 	}
 }
@@ -161,10 +161,10 @@ func TestDetachOfADiskThatIsReplaced(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	d := detach.New(replaced{actor{w, ""}},
 		detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
-	must(t, d.Defer(t.Context(), disk, instance))
-	must(t, d.Detach(t.Context(), disk, instance))
-	must(t, d.TakeBack(t.Context(), disk))
-	if set, err := d.List(t.Context()); err != nil || set.Detaching(disk) {
+	must(t, d.Defer(t.Context(), volume, instance))
+	must(t, d.Detach(t.Context(), volume, instance))
+	must(t, d.TakeBack(t.Context(), volume))
+	if set, err := d.List(t.Context()); err != nil || set.Detaching(volume) {
 		t.Errorf("%v; records %v", err, names(w))
 	}
 }
@@ -202,7 +202,7 @@ func TestUnansweredDetachingRecord(t *testing.T) {
 				w := &world{holder: instance, turn: func(string) {}}
 				d := detach.New(forgetful{actor{w, ""}, &fault.forget, &fault.keep},
 					detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
-				must(t, d.Defer(t.Context(), disk, instance))
+				must(t, d.Defer(t.Context(), volume, instance))
 				ctx, cancel := context.WithTimeout(t.Context(), grace+15*time.Second)
 				defer cancel()
 				d.Run(ctx)
@@ -220,8 +220,8 @@ func isDetaching(name string) bool { return strings.HasPrefix(name, "csi-detachi
 func TestWithoutGraceNothingIsRemembered(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	d := detach.New(actor{w, ""}, detach.Options{Cluster: cluster})
-	must(t, d.Defer(t.Context(), disk, instance))
-	must(t, d.TakeBack(t.Context(), disk))
+	must(t, d.Defer(t.Context(), volume, instance))
+	must(t, d.TakeBack(t.Context(), volume))
 	if left := names(w); len(left) > 0 {
 		t.Errorf("records %v", left)
 	}
@@ -231,11 +231,11 @@ func TestWithoutGraceNothingIsRemembered(t *testing.T) {
 func TestDeferReplacesARecordOfAnotherInstance(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	d := newDetacher(actor{w, ""})
-	must(t, d.Defer(t.Context(), disk, "another"))
-	must(t, d.Defer(t.Context(), disk, instance))
+	must(t, d.Defer(t.Context(), volume, "another"))
+	must(t, d.Defer(t.Context(), volume, instance))
 	set, err := d.List(t.Context())
 	must(t, err)
-	if _, ok := set.Of(disk, instance); !ok {
+	if _, ok := set.Of(volume, instance); !ok {
 		t.Errorf("the detach from the new instance is not deferred: %v", w.records)
 	}
 }
@@ -249,17 +249,17 @@ func TestRecordOfARestartStays(t *testing.T) {
 		Cluster:    cluster,
 		Restarting: func([]rack.Record) func(string) bool { return func(id string) bool { return restarting[id] } },
 	})
-	must(t, d.DeferUnlessPublished(t.Context(), disk, "another"))
+	must(t, d.DeferUnlessPublished(t.Context(), volume, "another"))
 	before := w.records[0]
-	if err := d.DeferUnlessPublished(t.Context(), disk, instance); !errors.Is(err, detach.ErrRestarting) {
+	if err := d.DeferUnlessPublished(t.Context(), volume, instance); !errors.Is(err, detach.ErrRestarting) {
 		t.Errorf("got %v", err)
 	}
 	if len(w.records) != 1 || w.records[0] != before {
 		t.Errorf("records %v, want %v", w.records, before)
 	}
 	restarting["another"] = false
-	must(t, d.DeferUnlessPublished(t.Context(), disk, instance))
-	if set, err := d.List(t.Context()); err != nil || set.Instances()[disk] != instance {
+	must(t, d.DeferUnlessPublished(t.Context(), volume, instance))
+	if set, err := d.List(t.Context()); err != nil || set.Instances()[volume] != instance {
 		t.Errorf("instances %v, %v", set.Instances(), err)
 	}
 }
@@ -268,9 +268,9 @@ func TestRecordOfARestartStays(t *testing.T) {
 func TestRecordOfAnotherCluster(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}
 	other := detach.New(actor{w, ""}, detach.Options{Cluster: "other", Grace: grace})
-	must(t, other.Defer(t.Context(), disk, instance))
+	must(t, other.Defer(t.Context(), volume, instance))
 	d := newDetacher(actor{w, ""})
-	if err := d.Defer(t.Context(), disk, instance); !errors.Is(err, rack.ErrConflict) {
+	if err := d.Defer(t.Context(), volume, instance); !errors.Is(err, rack.ErrConflict) {
 		t.Errorf("got %v", err)
 	}
 	set, err := d.List(t.Context())
@@ -291,42 +291,42 @@ func TestRecordsArePermanent(t *testing.T) {
 			t.Errorf("%s %s, want %s %s", last.Name, last.Text, name, text)
 		}
 	}
-	const begin = `{"v":1,"cluster":"prod","disk":"` + disk + `","instance":"` + instance + `"`
-	must(t, d.Defer(t.Context(), disk, instance))
-	want("csi-detach-"+disk, begin+`}`)
-	must(t, d.TakeBack(t.Context(), disk))
-	want("csi-detach-"+disk, begin+`,"over":true,"n":1}`)
-	must(t, d.Defer(t.Context(), disk, instance))
-	want("csi-detach-"+disk, begin+`,"untimed":true,"n":2}`)
+	const begin = `{"v":1,"cluster":"prod","disk":"` + volume + `","instance":"` + instance + `"`
+	must(t, d.Defer(t.Context(), volume, instance))
+	want("csi-detach-"+volume, begin+`}`)
+	must(t, d.TakeBack(t.Context(), volume))
+	want("csi-detach-"+volume, begin+`,"over":true,"n":1}`)
+	must(t, d.Defer(t.Context(), volume, instance))
+	want("csi-detach-"+volume, begin+`,"untimed":true,"n":2}`)
 	pages.Shows(t, "../../docs/reference/formats.md",
 		begin+"}", begin+`,"over":true,"n":1}`, begin+`,"untimed":true,"n":2}`)
 
 	const other = "c1f6ad2e-50b7-4b0e-9a65-0a4f7b7b6d21"
-	must(t, d.Defer(t.Context(), disk, other))
-	const back = `{"v":1,"cluster":"prod","disk":"` + disk + `","instance":`
-	want("csi-detach-"+disk, back+`"`+other+`","earlier":["`+instance+`"]}`)
-	must(t, d.TakeBack(t.Context(), disk))
-	must(t, d.Defer(t.Context(), disk, instance))
-	want("csi-detach-"+disk, back+`"`+instance+`","untimed":true,"earlier":["`+other+`"],"n":2}`)
+	must(t, d.Defer(t.Context(), volume, other))
+	const back = `{"v":1,"cluster":"prod","disk":"` + volume + `","instance":`
+	want("csi-detach-"+volume, back+`"`+other+`","earlier":["`+instance+`"]}`)
+	must(t, d.TakeBack(t.Context(), volume))
+	must(t, d.Defer(t.Context(), volume, instance))
+	want("csi-detach-"+volume, back+`"`+instance+`","untimed":true,"earlier":["`+other+`"],"n":2}`)
 
 	long := strings.Repeat("c", 63)
 	d = detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: long, Grace: grace})
-	longDisk := uuid.NewString()
+	longVolume := uuid.NewString()
 	for range 9 {
-		must(t, d.Defer(t.Context(), longDisk, uuid.NewString()))
+		must(t, d.Defer(t.Context(), longVolume, uuid.NewString()))
 	}
 	for range 2 {
-		must(t, d.Defer(t.Context(), longDisk, instance))
-		must(t, d.TakeBack(t.Context(), longDisk))
+		must(t, d.Defer(t.Context(), longVolume, instance))
+		must(t, d.TakeBack(t.Context(), longVolume))
 	}
-	must(t, d.Defer(t.Context(), longDisk, instance))
-	_ = d.Detach(t.Context(), longDisk, instance) // leaves its record
+	must(t, d.Defer(t.Context(), longVolume, instance))
+	_ = d.Detach(t.Context(), longVolume, instance) // leaves its record
 	for _, r := range w.records {
 		if len(r.Name) > 63 || len(r.Text) > 512 {
 			t.Errorf("too long: %s %s", r.Name, r.Text)
 		}
 	}
-	if got := names(w); len(got) != 3 || got[2] != "csi-detaching-"+longDisk {
+	if got := names(w); len(got) != 3 || got[2] != "csi-detaching-"+longVolume {
 		t.Errorf("records %v", got)
 	}
 }

@@ -9,7 +9,7 @@
 // # Records
 //
 // A deferred detach is a record on the rack ([rack.Record]), so any controller can carry it out after the one that was
-// asked has ended. There are two kinds of records, each with the ID of its disk in its name:
+// asked has ended. There are two kinds of records, each with the ID of its volume in its name:
 //
 //   - The deferred detach names the instance that must lose the disk. It has a state: waiting for the end
 //     of the grace period, waiting for an event ("untimed"), or over.

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	disk     = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11"
+	volume   = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11"
 	instance = "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
 	cluster  = "prod"
 	grace    = time.Minute
@@ -46,7 +46,7 @@ func (a actor) Disk(context.Context, string) (rack.Disk, error) {
 }
 
 func (w *world) disk() rack.Disk {
-	d := rack.Disk{VolumeID: disk, State: rack.Detached, InstanceID: w.holder}
+	d := rack.Disk{VolumeID: volume, State: rack.Detached, InstanceID: w.holder}
 	if w.holder != "" {
 		d.State = rack.Attached
 	}
@@ -114,12 +114,12 @@ func newDetacher(a actor) *detach.Detacher {
 // it gave way.
 func publish(t *testing.T, a actor, d *detach.Detacher) (published bool) {
 	t.Helper()
-	err := d.TakeBack(t.Context(), disk)
+	err := d.TakeBack(t.Context(), volume)
 	if errors.Is(err, detach.ErrDetaching) {
 		return false
 	}
 	must(t, err)
-	now, err := a.Disk(t.Context(), disk)
+	now, err := a.Disk(t.Context(), volume)
 	must(t, err)
 	return now.InstanceID == instance
 }
@@ -218,7 +218,7 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 		t.Run(fmt.Sprintf("%d detaching", detaching), func(t *testing.T) {
 			orders := everyOrder(func(choose func([]string) string) {
 				w := &world{holder: instance, turn: func(string) {}}
-				must(t, newDetacher(actor{w, ""}).Defer(t.Context(), disk, instance))
+				must(t, newDetacher(actor{w, ""}).Defer(t.Context(), volume, instance))
 				published := false
 				actors := map[string]func(){"publish": func() {
 					a := actor{w, "publish"}
@@ -226,7 +226,7 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 				}}
 				for i := range detaching {
 					name := fmt.Sprint("detach", i)
-					actors[name] = func() { _ = newDetacher(actor{w, name}).Detach(t.Context(), disk, instance) }
+					actors[name] = func() { _ = newDetacher(actor{w, name}).Detach(t.Context(), volume, instance) }
 				}
 				order := run(w, actors, choose)
 				if published && w.holder != instance {

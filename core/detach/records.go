@@ -26,7 +26,7 @@ const (
 type Deferred struct {
 	Version  int    `json:"v"`
 	Cluster  string `json:"cluster"`
-	Disk     string `json:"disk"`
+	VolumeID string `json:"disk"`
 	Instance string `json:"instance"`
 	// Untimed says that the end of the grace period does not detach the disk, only an event does.
 	Untimed bool `json:"untimed,omitempty"`
@@ -45,7 +45,7 @@ type Deferred struct {
 // maxEarlier is how many earlier instances a record has room for.
 const maxEarlier = 6
 
-// replacedBy returns the deferred detach of the same disk from another instance, which remembers this one. It is over
+// replacedBy returns the deferred detach of the same volume from another instance, which remembers this one. It is over
 // if the volume was unpublished from that instance before.
 func (d Deferred) replacedBy(wanted Deferred) Deferred {
 	wanted.Over = slices.Contains(d.Earlier, wanted.Instance)
@@ -60,9 +60,9 @@ func (d Deferred) replacedBy(wanted Deferred) Deferred {
 
 // detaching is the record of a process that is detaching a disk. Its JSON names are permanent.
 type detaching struct {
-	Version int    `json:"v"`
-	Cluster string `json:"cluster"`
-	Disk    string `json:"disk"`
+	Version  int    `json:"v"`
+	Cluster  string `json:"cluster"`
+	VolumeID string `json:"disk"`
 	// Holder is another one for each attempt to detach.
 	Holder string `json:"by"`
 
@@ -71,7 +71,7 @@ type detaching struct {
 
 // Set are the deferred detaches and detaching processes of one cluster in a list of a rack's records.
 type Set struct {
-	// records are keyed by disk, and include those that are over.
+	// The maps are keyed by volume ID. records also has the deferred detaches that are over.
 	records   map[string]Deferred
 	detaching map[string]detaching
 }
@@ -83,73 +83,73 @@ func Parse(records []rack.Record, cluster string) Set {
 		switch {
 		case strings.HasPrefix(record.Name, deferredPrefix):
 			d := Deferred{recordID: record.ID, text: record.Text}
-			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster && record.Name == deferredPrefix+d.Disk {
-				set.records[d.Disk] = d
+			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster && record.Name == deferredPrefix+d.VolumeID {
+				set.records[d.VolumeID] = d
 			}
 		case strings.HasPrefix(record.Name, detachingPrefix):
 			c := detaching{recordID: record.ID}
-			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == detachingPrefix+c.Disk {
-				set.detaching[c.Disk] = c
+			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == detachingPrefix+c.VolumeID {
+				set.detaching[c.VolumeID] = c
 			}
 		}
 	}
 	return set
 }
 
-// Of returns the deferred detach of a disk from that instance, unless it is over.
-func (s Set) Of(disk, instance string) (Deferred, bool) {
-	d, ok := s.records[disk]
-	return d, ok && !d.Over && d.Instance == instance
+// Of returns the deferred detach of a volume's disk from that instance, unless it is over.
+func (s Set) Of(volumeID, instanceID string) (Deferred, bool) {
+	d, ok := s.records[volumeID]
+	return d, ok && !d.Over && d.Instance == instanceID
 }
 
-// Active returns the deferred detach of a disk from any instance, unless it is over.
-func (s Set) Active(disk string) (Deferred, bool) {
-	d, ok := s.records[disk]
+// Active returns the deferred detach of a volume's disk from any instance, unless it is over.
+func (s Set) Active(volumeID string) (Deferred, bool) {
+	d, ok := s.records[volumeID]
 	return d, ok && !d.Over
 }
 
-// Instances returns the instance for each disk whose detach is deferred.
+// Instances returns the instance for each volume whose disk's detach is deferred.
 func (s Set) Instances() map[string]string {
 	instances := map[string]string{}
-	for disk, d := range s.records {
+	for volumeID, d := range s.records {
 		if !d.Over {
-			instances[disk] = d.Instance
+			instances[volumeID] = d.Instance
 		}
 	}
 	return instances
 }
 
-// Disks returns all disks that have a record, also one that is over, in a fixed order.
-func (s Set) Disks() []string { return slices.Sorted(maps.Keys(s.records)) }
+// Volumes returns the IDs of all volumes that have a record, also one that is over, in a fixed order.
+func (s Set) Volumes() []string { return slices.Sorted(maps.Keys(s.records)) }
 
-// Detaching reports whether a process is detaching the disk.
-func (s Set) Detaching(disk string) bool {
-	_, ok := s.detaching[disk]
+// Detaching reports whether a process is detaching the volume's disk.
+func (s Set) Detaching(volumeID string) bool {
+	_, ok := s.detaching[volumeID]
 	return ok
 }
 
-// Named reports whether a list of records has a deferred detach of the disk or a process that is detaching it, of any
-// cluster.
-func Named(records []rack.Record, diskID string) bool {
+// Named reports whether a list of records has a deferred detach of the volume's disk or a process that is detaching
+// it, of any cluster.
+func Named(records []rack.Record, volumeID string) bool {
 	return slices.ContainsFunc(records, func(r rack.Record) bool {
-		return r.Name == deferredPrefix+diskID || r.Name == detachingPrefix+diskID
+		return r.Name == deferredPrefix+volumeID || r.Name == detachingPrefix+volumeID
 	})
 }
 
-// Erase deletes the deferred detach of a disk, for a process that defers none and publishes the disk. Otherwise another
-// process would detach it later.
-func Erase(ctx context.Context, client *rack.Client, diskID string) error {
-	if err := client.DeleteRecordNamed(ctx, deferredPrefix+diskID); !errors.Is(err, rack.ErrNotFound) {
+// Erase deletes the deferred detach of a volume's disk, for a process that defers none and publishes the volume.
+// Otherwise another process would detach the disk later.
+func Erase(ctx context.Context, client *rack.Client, volumeID string) error {
+	if err := client.DeleteRecordNamed(ctx, deferredPrefix+volumeID); !errors.Is(err, rack.ErrNotFound) {
 		return err
 	}
 	return nil
 }
 
-// RecordedDisk returns the disk whose deferred detach this record holds for the cluster, or "". It does not return the
-// disk of the record that a process keeps while it detaches a disk.
-func RecordedDisk(record rack.Record, cluster string) (diskID string) {
-	for disk := range Parse([]rack.Record{record}, cluster).records {
-		return disk
+// RecordedVolume returns the ID of the volume whose deferred detach this record holds for the cluster, or "". It does
+// not return the volume of the record that a process keeps while it detaches a disk.
+func RecordedVolume(record rack.Record, cluster string) (volumeID string) {
+	for volumeID := range Parse([]rack.Record{record}, cluster).records {
+		return volumeID
 	}
 	return ""
 }

@@ -57,7 +57,7 @@ func (d *Detacher) Run(ctx context.Context) {
 	}
 }
 
-// lookOnce carries out what is due, and returns the time until the next look. An error of one disk does not stop the
+// lookOnce carries out what is due, and returns the time until the next look. An error of one volume does not stop the
 // others.
 func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error) {
 	defer func() {
@@ -74,8 +74,8 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 	restarting := d.opts.Restarting(records)
 	next = maxPause
 	running := map[string]bool{} // by instance
-	for _, disk := range slices.Sorted(maps.Keys(set.records)) {
-		deferred := set.records[disk]
+	for _, volumeID := range set.Volumes() {
+		deferred := set.records[volumeID]
 		if restarting(deferred.Instance) {
 			continue
 		}
@@ -91,8 +91,8 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	d.forgetUnseen(set)
 	var failed error
-	for _, disk := range slices.Sorted(maps.Keys(set.detaching)) {
-		c := set.detaching[disk]
+	for _, volumeID := range slices.Sorted(maps.Keys(set.detaching)) {
+		c := set.detaching[volumeID]
 		if d.sinceSeen(c.recordID, "") >= detachingLifetime || d.isAbandoned(c.Holder) {
 			failed = errors.Join(failed, d.delete(ctx, c.recordID))
 		}
@@ -126,7 +126,7 @@ func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map
 			return left, nil
 		}
 	}
-	err := d.Detach(ctx, deferred.Disk, deferred.Instance)
+	err := d.Detach(ctx, deferred.VolumeID, deferred.Instance)
 	switch {
 	case errors.Is(err, ErrDetaching), errors.Is(err, ErrNotDeferred): // another process detaches it, or it was published
 		return maxPause, nil
@@ -161,7 +161,7 @@ func (d *Detacher) noteRefusal(deferred Deferred) {
 	if !known {
 		d.opts.Log.Info(
 			"the disk of an unpublished volume stays attached: this rack detaches disks only while the instance is stopped",
-			"volume_id", deferred.Disk, "node_id", deferred.Instance,
+			"volume_id", deferred.VolumeID, "node_id", deferred.Instance,
 		)
 	}
 }

@@ -24,8 +24,8 @@ const OriginBlank = "blank"
 
 // BlankOptions say how much proof is required.
 type BlankOptions struct {
-	// DiskID is the disk's UUID on the rack. The format marker contains it.
-	DiskID uuid.UUID
+	// VolumeID is the ID of the volume. The format marker contains it.
+	VolumeID uuid.UUID
 	// Origin is what the rack made the disk from: [OriginBlank], or anything else.
 	Origin string
 	// RawBlock says that the disk may have been used as raw block. Such a disk is read as a whole too: its data need not
@@ -120,7 +120,7 @@ type InterruptedFormat struct {
 // see [Blank.Format]. The caller MUST close it.
 type Blank struct {
 	dev       Device
-	diskID    uuid.UUID
+	volumeID  uuid.UUID
 	remains   bool
 	locked    *os.File // opened normally and flocked until Close: udev leaves a locked disk alone
 	exclusive *os.File // opened with O_EXCL until mkfs opens the disk
@@ -155,7 +155,7 @@ func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, 
 			options.ScanLimit,
 		)
 	}
-	blank := &Blank{dev: dev, diskID: options.DiskID}
+	blank := &Blank{dev: dev, volumeID: options.VolumeID}
 	if err := blank.prove(ctx, options); err != nil {
 		return nil, errors.Join(err, blank.Close())
 	}
@@ -281,7 +281,7 @@ func (b *Blank) markAndWipe() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := formatMarker(b.dev, b.diskID).write(file); err != nil || !b.remains {
+	if err := formatMarker(b.dev, b.volumeID).write(file); err != nil || !b.remains {
 		return err
 	}
 	for _, r := range formatRegions(b.dev) {

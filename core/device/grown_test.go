@@ -54,10 +54,10 @@ func TestGrownDiskHasItsFormatMarker(t *testing.T) {
 	grow(t, g, d, 5*gib)
 	dev := findGrown(t, g)
 	for _, want := range []bool{true, false} {
-		if has, err := device.HasFormatMarker(dev, blankOrigin.DiskID); err != nil || has != want {
+		if has, err := device.HasFormatMarker(dev, blankOrigin.VolumeID); err != nil || has != want {
 			t.Errorf("the disk has a marker: %t, %v, want %t", has, err, want)
 		}
-		if err := device.RemoveFormatMarker(dev, blankOrigin.DiskID); err != nil {
+		if err := device.RemoveFormatMarker(dev, blankOrigin.VolumeID); err != nil {
 			t.Fatal(err)
 		}
 	}

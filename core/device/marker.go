@@ -79,17 +79,17 @@ type marker struct {
 	content          []byte
 }
 
-// newMarker returns the marker of the disk with this UUID, padded to length, without places.
-func newMarker(text string, diskID uuid.UUID, length int) marker {
+// newMarker returns the marker of the volume's disk, padded to length, without places.
+func newMarker(text string, volumeID uuid.UUID, length int) marker {
 	m := marker{content: make([]byte, length)}
-	copy(m.content, fmt.Sprintf(text, diskID))
+	copy(m.content, fmt.Sprintf(text, volumeID))
 	return m
 }
 
 // formatMarker returns the format marker. The copies lie at multiples of 1/19 of the disk. There, ext (groups of a
 // power of two) and xfs (few equal groups) start nothing.
-func formatMarker(dev Device, diskID uuid.UUID) marker {
-	m := newMarker(formatText, diskID, formatMarkerBytes)
+func formatMarker(dev Device, volumeID uuid.UUID) marker {
+	m := newMarker(formatText, volumeID, formatMarkerBytes)
 	m.offsets = formatMarkerOffsets(dev.SizeBytes)
 	for _, size := range dev.sizes()[1:] {
 		m.earlier = append(m.earlier, formatMarkerOffsets(size)...)
@@ -106,45 +106,45 @@ func formatMarkerOffsets(sizeBytes int64) (offsets []int64) {
 
 var workTexts = map[Work]string{Growing: growthText, Checking: checkText}
 
-func workMarker(work Work, diskID uuid.UUID) marker {
-	m := newMarker(workTexts[work], diskID, workMarkerBytes)
+func workMarker(work Work, volumeID uuid.UUID) marker {
+	m := newMarker(workTexts[work], volumeID, workMarkerBytes)
 	m.offsets = []int64{0}
 	return m
 }
 
-// readWork returns the work of the marker in the first KiB of a disk and the disk's UUID in it, or [NoWork].
-func readWork(file *os.File) (head []byte, work Work, diskID uuid.UUID, err error) {
+// readWork returns the work of the marker in the first KiB of a disk and the volume's ID in it, or [NoWork].
+func readWork(file *os.File) (head []byte, work Work, volumeID uuid.UUID, err error) {
 	head = make([]byte, workMarkerBytes)
 	if _, err := file.ReadAt(head, 0); err != nil {
 		return nil, NoWork, uuid.UUID{}, err
 	}
 	_, rest, _ := bytes.Cut(head, []byte("\ndisk "))
 	name, _, _ := bytes.Cut(rest, []byte("\n"))
-	if diskID, err := uuid.ParseBytes(name); err == nil {
+	if volumeID, err := uuid.ParseBytes(name); err == nil {
 		for work := range workTexts {
-			if bytes.Equal(head, workMarker(work, diskID).content) {
-				return head, work, diskID, nil
+			if bytes.Equal(head, workMarker(work, volumeID).content) {
+				return head, work, volumeID, nil
 			}
 		}
 	}
 	return head, NoWork, uuid.UUID{}, nil
 }
 
-// HasFormatMarker reports whether the disk has the format marker with this UUID. A disk that was made from another
-// disk's snapshot may have the other disk's marker, which does not count.
-func HasFormatMarker(dev Device, diskID uuid.UUID) (bool, error) {
-	return formatMarker(dev, diskID).present(dev)
+// HasFormatMarker reports whether the disk has this volume's format marker. A disk that was made from another volume's
+// snapshot may have the other volume's marker, which does not count.
+func HasFormatMarker(dev Device, volumeID uuid.UUID) (bool, error) {
+	return formatMarker(dev, volumeID).present(dev)
 }
 
-// RemoveFormatMarker removes the format marker with this UUID, when the filesystem is finished, or when a workload gets
-// the disk as raw block. It returns [ErrInUse] if anything holds the disk. A missing marker is no error.
-func RemoveFormatMarker(dev Device, diskID uuid.UUID) error {
-	return formatMarker(dev, diskID).remove(dev)
+// RemoveFormatMarker removes this volume's format marker, when the filesystem is finished, or when a workload gets the
+// disk as raw block. It returns [ErrInUse] if anything holds the disk. A missing marker is no error.
+func RemoveFormatMarker(dev Device, volumeID uuid.UUID) error {
+	return formatMarker(dev, volumeID).remove(dev)
 }
 
-// WriteWorkMarker writes the marker of this work with this UUID to the first KiB of the disk. It replaces another
+// WriteWorkMarker writes the marker of this work with the volume's ID to the first KiB of the disk. It replaces another
 // marker of work. It returns [ErrOccupied] if the first KiB holds anything else, such as a boot loader.
-func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
+func WriteWorkMarker(dev Device, volumeID uuid.UUID, work Work) error {
 	file, err := dev.Open(unix.O_RDWR | unix.O_EXCL)
 	if err != nil {
 		return err
@@ -156,11 +156,11 @@ func WriteWorkMarker(dev Device, diskID uuid.UUID, work Work) error {
 	if err != nil {
 		return errors.Join(err, closeExclusive(file))
 	}
-	return errors.Join(workMarker(work, diskID).write(file), closeExclusive(file))
+	return errors.Join(workMarker(work, volumeID).write(file), closeExclusive(file))
 }
 
 // InterruptedWork returns the work on the filesystem of the disk that was interrupted, or [NoWork]. The marker may have
-// the UUID of another disk, if this disk is its copy: a snapshot taken after the interruption has the marker, and the
+// the ID of another volume, if this disk is a copy: a snapshot taken after the interruption has the marker, and the
 // same work is unfinished on the copy.
 func InterruptedWork(dev Device) (work Work, err error) {
 	err = dev.withFile(func(file *os.File) (err error) {
@@ -178,8 +178,8 @@ func InterruptedWork(dev Device) (work Work, err error) {
 func RemoveWorkMarker(dev Device) error {
 	var m marker
 	err := dev.withFile(func(file *os.File) error {
-		_, work, diskID, err := readWork(file)
-		m = workMarker(work, diskID)
+		_, work, volumeID, err := readWork(file)
+		m = workMarker(work, volumeID)
 		return err
 	})
 	if err != nil {

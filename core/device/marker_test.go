@@ -46,10 +46,10 @@ func TestRemoveFormatMarkerSparesData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if has, err := device.HasFormatMarker(dev, blankOrigin.DiskID); err != nil || !has {
+	if has, err := device.HasFormatMarker(dev, blankOrigin.VolumeID); err != nil || !has {
 		t.Fatalf("the disk has a marker: %t, %v", has, err)
 	}
-	if err := device.RemoveFormatMarker(dev, blankOrigin.DiskID); err != nil {
+	if err := device.RemoveFormatMarker(dev, blankOrigin.VolumeID); err != nil {
 		t.Fatal(err)
 	}
 	for i, place := range places {
@@ -73,10 +73,10 @@ func TestNewerMarkerIsNotRecognised(t *testing.T) {
 			return errors.Join(blank.Format(func(string) error { return nil }), blank.Close())
 		},
 		"growth": func(blank *device.Blank, dev device.Device) error {
-			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Growing))
+			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.VolumeID, device.Growing))
 		},
 		"check": func(blank *device.Blank, dev device.Device) error {
-			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Checking))
+			return errors.Join(blank.Close(), device.WriteWorkMarker(dev, blankOrigin.VolumeID, device.Checking))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,16 +90,16 @@ func TestNewerMarkerIsNotRecognised(t *testing.T) {
 			must(t, begin(blank, dev))
 			makeNewer(t, d.Loop, "csi.oxide.computer "+name+" marker 1\n")
 			before := devicetest.Digest(t, d.Loop, d.Backing)
-			if has, err := device.HasFormatMarker(dev, blankOrigin.DiskID); err != nil || has {
+			if has, err := device.HasFormatMarker(dev, blankOrigin.VolumeID); err != nil || has {
 				t.Errorf("a format marker is recognised: %t, %v", has, err)
 			}
 			if work, err := device.InterruptedWork(dev); err != nil || work != device.NoWork {
 				t.Errorf("a marker of work is recognised: %q, %v", work, err)
 			}
-			must(t, device.RemoveFormatMarker(dev, blankOrigin.DiskID))
+			must(t, device.RemoveFormatMarker(dev, blankOrigin.VolumeID))
 			must(t, device.RemoveWorkMarker(dev))
 			if name != "format" {
-				if err := device.WriteWorkMarker(dev, blankOrigin.DiskID, device.Growing); !errors.Is(err, device.ErrOccupied) {
+				if err := device.WriteWorkMarker(dev, blankOrigin.VolumeID, device.Growing); !errors.Is(err, device.ErrOccupied) {
 					t.Errorf("the marker is replaced: %v", err)
 				}
 			}

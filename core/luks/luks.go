@@ -52,9 +52,9 @@ type Passphrase []byte
 // Format writes "***" for every verb.
 func (Passphrase) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte("***")) } // fmt reports no errors
 
-// HeaderUUID returns the UUID of the LUKS2 header that this plugin makes on a disk: the version 5 UUID of the name
-// "luks2" in the namespace of the disk's UUID. It is permanent.
-func HeaderUUID(diskID uuid.UUID) uuid.UUID { return uuid.NewSHA1(diskID, []byte("luks2")) }
+// HeaderUUID returns the UUID of the LUKS2 header that this plugin makes for a volume: the version 5 UUID of the name
+// "luks2" in the namespace of the volume's ID. It is permanent.
+func HeaderUUID(volumeID uuid.UUID) uuid.UUID { return uuid.NewSHA1(volumeID, []byte("luks2")) }
 
 // DisableCoreDumps sets the core limit of this process to 1 byte. The programs that it starts inherit the limit. With a
 // limit of 0 the kernel still gives a core to the program that core_pattern may name; 1 also forbids that (Linux,
@@ -134,11 +134,11 @@ func parseDump(text string) (h Header) {
 
 // Format makes a header with the label [device.LabelUnformatted] and one key slot on the device at path. The caller has
 // proved that the device is blank, see [device.Blank.Format].
-func (t Tool) Format(ctx context.Context, path string, diskID uuid.UUID, passphrase Passphrase) error {
+func (t Tool) Format(ctx context.Context, path string, volumeID uuid.UUID, passphrase Passphrase) error {
 	args := append([]string{
 		"luksFormat", "--batch-mode", "--disable-locks", "--type=luks2",
 		"--cipher=aes-xts-plain64", "--key-size=512", "--sector-size=4096",
-		"--uuid=" + HeaderUUID(diskID).String(), "--label=" + device.LabelUnformatted, "--key-file=-",
+		"--uuid=" + HeaderUUID(volumeID).String(), "--label=" + device.LabelUnformatted, "--key-file=-",
 	}, t.derivation()...)
 	_, err := t.derive(ctx, passphrase, append(args, path)...)
 	return err
@@ -157,7 +157,7 @@ func (t Tool) derivation() []string {
 }
 
 // Verify checks that the header that [Tool.Format] makes is on the disk, in stable storage.
-func (t Tool) Verify(ctx context.Context, dev device.Device, diskID uuid.UUID) error {
+func (t Tool) Verify(ctx context.Context, dev device.Device, volumeID uuid.UUID) error {
 	if err := flush(dev); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (t Tool) Verify(ctx context.Context, dev device.Device, diskID uuid.UUID) e
 	if err != nil {
 		return err
 	}
-	if header.UUID != HeaderUUID(diskID).String() || !header.Unformatted() || len(header.KeySlots) != 1 {
+	if header.UUID != HeaderUUID(volumeID).String() || !header.Unformatted() || len(header.KeySlots) != 1 {
 		return fmt.Errorf("%w: luksFormat reported success, but %s has another header", ErrCryptsetup, dev)
 	}
 	return nil

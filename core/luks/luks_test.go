@@ -35,7 +35,7 @@ const (
 
 func TestMain(m *testing.M) { devicetest.Main(m) }
 
-var diskID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
+var volumeID = uuid.MustParse("6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d")
 
 type rig struct {
 	dev  device.Device
@@ -53,7 +53,7 @@ func newRig(t *testing.T) *rig {
 	var err error
 	r.dev, err = g.Roots().WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName)}, time.Second)
 	must(t, err)
-	r.ctx = r.lock(t, diskID)
+	r.ctx = r.lock(t, volumeID)
 	return r
 }
 
@@ -83,14 +83,14 @@ func wantErr(t *testing.T, err, want error) {
 func (r *rig) format(t *testing.T, passphrase string) {
 	t.Helper()
 	blank, err := device.ProveBlank(r.ctx, r.dev,
-		device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank, Encrypted: true})
+		device.BlankOptions{VolumeID: volumeID, Origin: device.OriginBlank, Encrypted: true})
 	must(t, err)
 	must(
 		t,
-		blank.Format(func(path string) error { return r.tool.Format(r.ctx, path, diskID, luks.Passphrase(passphrase)) }),
+		blank.Format(func(path string) error { return r.tool.Format(r.ctx, path, volumeID, luks.Passphrase(passphrase)) }),
 	)
 	must(t, blank.Close())
-	must(t, r.tool.Verify(r.ctx, r.dev, diskID))
+	must(t, r.tool.Verify(r.ctx, r.dev, volumeID))
 }
 
 func (r *rig) header(t *testing.T) luks.Header {
@@ -108,7 +108,7 @@ func (r *rig) digest(t *testing.T) string {
 
 func TestHeaderUUIDIsPermanent(t *testing.T) {
 	const golden = "25748121-0cc6-5655-9a2c-c4c0f5181e3a"
-	if got := luks.HeaderUUID(diskID).String(); got != golden {
+	if got := luks.HeaderUUID(volumeID).String(); got != golden {
 		t.Errorf("header UUID %s", got)
 	}
 	pages.Shows(t, "../../docs/reference/formats.md", golden)
@@ -118,7 +118,7 @@ func TestFormat(t *testing.T) {
 	r := newRig(t)
 	r.format(t, "secret")
 	header := r.header(t)
-	if header.UUID != luks.HeaderUUID(diskID).String() || !header.Unformatted() || len(header.KeySlots) != 1 ||
+	if header.UUID != luks.HeaderUUID(volumeID).String() || !header.Unformatted() || len(header.KeySlots) != 1 ||
 		header.OffsetBytes != 16<<20 {
 		t.Errorf("header %+v", header)
 	}
@@ -144,7 +144,7 @@ func TestEncryptedDiskIsNotBlank(t *testing.T) {
 	r.format(t, "secret")
 	for _, encrypted := range []bool{true, false} {
 		_, err := device.ProveBlank(r.ctx, r.dev,
-			device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank, Encrypted: encrypted})
+			device.BlankOptions{VolumeID: volumeID, Origin: device.OriginBlank, Encrypted: encrypted})
 		wantErr(t, err, device.ErrNotBlank)
 	}
 }
@@ -167,7 +167,7 @@ func TestDestroyedHeaderIsNotBlank(t *testing.T) {
 			must(t, err)
 			must(t, file.Close())
 			_, err = device.ProveBlank(r.ctx, r.dev, device.BlankOptions{
-				DiskID: diskID, Origin: device.OriginBlank, RawBlock: true, Encrypted: true, ScanLimit: test.scanLimit,
+				VolumeID: volumeID, Origin: device.OriginBlank, RawBlock: true, Encrypted: true, ScanLimit: test.scanLimit,
 			})
 			wantErr(t, err, device.ErrNotBlank)
 		})
@@ -179,7 +179,7 @@ func TestLargeRawBlockDiskIsBlank(t *testing.T) {
 	r := newRig(t)
 	for _, limit := range []int64{sizeBytes, sizeBytes - 1} {
 		blank, err := device.ProveBlank(r.ctx, r.dev, device.BlankOptions{
-			DiskID: diskID, Origin: device.OriginBlank, RawBlock: true, Encrypted: true, ScanLimit: limit,
+			VolumeID: volumeID, Origin: device.OriginBlank, RawBlock: true, Encrypted: true, ScanLimit: limit,
 		})
 		must(t, err)
 		must(t, blank.Close())
@@ -353,12 +353,12 @@ func TestOpenWithoutDeviceMapper(t *testing.T) {
 	before := r.digest(t)
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Millisecond) // cryptsetup takes longer to start
 	defer cancel()
-	_, err := r.tool.Open(ctx, r.dev, diskID, luks.Passphrase("secret"), luks.OpenOptions{})
+	_, err := r.tool.Open(ctx, r.dev, volumeID, luks.Passphrase("secret"), luks.OpenOptions{})
 	if devices, _ := os.ReadFile("/proc/misc"); bytes.Contains(devices, []byte("device-mapper")) {
 		wantErr(t, err, luks.ErrCryptsetup) // the simulated guest's /sys does not show the mapping
 		sequence, err := r.dev.Sequence()
 		must(t, err)
-		mapping := device.Mapping{DMName: device.MappingName(diskID, sequence)}
+		mapping := device.Mapping{DMName: device.MappingName(volumeID, sequence)}
 		mapping.SizeBytes = sizeBytes
 		must(t, r.tool.Close(r.ctx, mapping, false))
 	} else {
@@ -387,7 +387,7 @@ func TestTornHeader(t *testing.T) {
 	_, err = file.WriteAt(make([]byte, 2048), 4096) // the first copy's second half, as a power cut may leave it
 	must(t, err)
 	must(t, file.Close())
-	if header := r.header(t); header.UUID != luks.HeaderUUID(diskID).String() || !header.Unformatted() {
+	if header := r.header(t); header.UUID != luks.HeaderUUID(volumeID).String() || !header.Unformatted() {
 		t.Errorf("header %+v", header)
 	}
 	_, err = r.tool.Check(r.ctx, r.dev, luks.Passphrase("secret"))

@@ -43,7 +43,7 @@ type Repairs struct {
 	run func(ctx context.Context, name string, args ...string) (hostexec.Result, error)
 
 	mu sync.Mutex
-	// running has the repairs that run, and those that failed without a caller, by the UUID of the disk.
+	// running has the repairs that run, and those that failed without a caller, by the volume's ID.
 	running map[uuid.UUID]*repair
 }
 
@@ -75,12 +75,12 @@ func NewRepairs(log *slog.Logger) *Repairs {
 func (r *Repairs) Mount(
 	ctx context.Context,
 	dev device.Device,
-	diskID uuid.UUID,
+	volumeID uuid.UUID,
 	target, fsType string,
 	options Options,
 ) error {
 	if !options.ReadOnly() {
-		if err := r.prepare(ctx, dev, diskID, fsType, options); err != nil {
+		if err := r.prepare(ctx, dev, volumeID, fsType, options); err != nil {
 			return err
 		}
 	}
@@ -99,7 +99,7 @@ func (r *Repairs) Mount(
 		byHand := map[string]string{"xfs": "xfs_repair", "btrfs": "btrfs check"}
 		return fmt.Errorf("%w: restore a snapshot, or check the disk with %s on the node", err, byHand[fsType])
 	}
-	if err := r.check(ctx, dev, diskID, "the kernel refuses it as damaged"); err != nil {
+	if err := r.check(ctx, dev, volumeID, "the kernel refuses it as damaged"); err != nil {
 		return err
 	}
 	return Filesystem(ctx, dev, target, fsType, options)
@@ -109,7 +109,7 @@ func (r *Repairs) Mount(
 func (r *Repairs) prepare(
 	ctx context.Context,
 	dev device.Device,
-	diskID uuid.UUID,
+	volumeID uuid.UUID,
 	fsType string,
 	options Options,
 ) error {
@@ -126,7 +126,7 @@ func (r *Repairs) prepare(
 		return err
 	}
 	if state.Unclean != "" {
-		if err := r.check(ctx, dev, diskID, state.Unclean); err != nil {
+		if err := r.check(ctx, dev, volumeID, state.Unclean); err != nil {
 			return err
 		}
 	}
@@ -137,27 +137,27 @@ func (r *Repairs) prepare(
 	if err := checkGrowthIsSafe(dev, why); err != nil {
 		return err
 	}
-	return r.growUnmounted(ctx, dev, diskID, why)
+	return r.growUnmounted(ctx, dev, volumeID, why)
 }
 
 // check runs e2fsck -p.
-func (r *Repairs) check(ctx context.Context, dev device.Device, diskID uuid.UUID, reason string) error {
-	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
-		r.log.Info("checking a filesystem", "volume_id", diskID.String(), "device", dev.String(), "reason", reason)
-		return r.preen(ctx, dev, diskID)
+func (r *Repairs) check(ctx context.Context, dev device.Device, volumeID uuid.UUID, reason string) error {
+	return r.do(ctx, dev, volumeID, func(ctx context.Context) error {
+		r.log.Info("checking a filesystem", "volume_id", volumeID.String(), "device", dev.String(), "reason", reason)
+		return r.preen(ctx, dev, volumeID)
 	})
 }
 
 // preen runs e2fsck -p, which repairs what it can repair without loss of data. A marker is on the disk until e2fsck has
 // ended by itself, see [device.Checking].
-func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID, flags ...string) error {
+func (r *Repairs) preen(ctx context.Context, dev device.Device, volumeID uuid.UUID, flags ...string) error {
 	whole, err := device.ExtChecksumValid(dev)
 	if err == nil && whole {
-		err = device.WriteWorkMarker(dev, diskID, device.Checking)
+		err = device.WriteWorkMarker(dev, volumeID, device.Checking)
 	}
 	if errors.Is(err, device.ErrOccupied) {
 		r.log.Warn("the check must not be interrupted: there is no room on the disk to mark it",
-			"volume_id", diskID.String(), "device", dev.String(), "because", err)
+			"volume_id", volumeID.String(), "device", dev.String(), "because", err)
 	} else if err != nil {
 		return err
 	}
@@ -181,9 +181,9 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, diskID uuid.UUID
 var errKilled = errors.New("e2fsck was killed")
 
 // Wait waits until no check of the disk runs. At the end of ctx it returns [ErrChecking].
-func (r *Repairs) Wait(ctx context.Context, diskID uuid.UUID) error {
+func (r *Repairs) Wait(ctx context.Context, volumeID uuid.UUID) error {
 	r.mu.Lock()
-	running := r.running[diskID]
+	running := r.running[volumeID]
 	r.mu.Unlock()
 	if running == nil {
 		return nil
@@ -194,8 +194,8 @@ func (r *Repairs) Wait(ctx context.Context, diskID uuid.UUID) error {
 // do runs work in a goroutine that outlives ctx, and waits for its result. If a repair of the disk failed after its
 // caller had left, do returns that failure instead, once. A repair that succeeded has changed the superblock, which
 // tells the next caller.
-func (r *Repairs) do(ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error) error {
-	current, err := r.startOrJoin(ctx, dev, diskID, work)
+func (r *Repairs) do(ctx context.Context, dev device.Device, volumeID uuid.UUID, work func(context.Context) error) error {
+	current, err := r.startOrJoin(ctx, dev, volumeID, work)
 	if err != nil {
 		return err
 	}
@@ -203,8 +203,8 @@ func (r *Repairs) do(ctx context.Context, dev device.Device, diskID uuid.UUID, w
 		return err
 	}
 	r.mu.Lock()
-	if r.running[diskID] == current {
-		delete(r.running, diskID)
+	if r.running[volumeID] == current {
+		delete(r.running, volumeID)
 	}
 	r.mu.Unlock()
 	if current.panicked != nil {
@@ -216,21 +216,21 @@ func (r *Repairs) do(ctx context.Context, dev device.Device, diskID uuid.UUID, w
 // startOrJoin starts a repair, or returns the one of the disk that runs or has failed. While too many repairs of other
 // disks run, it waits.
 func (r *Repairs) startOrJoin(
-	ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error,
+	ctx context.Context, dev device.Device, volumeID uuid.UUID, work func(context.Context) error,
 ) (*repair, error) {
 	const interval = 20 * time.Millisecond
 	ctx, cancel := beforeAnswer(ctx)
 	defer cancel()
 	for {
 		r.mu.Lock()
-		current := r.running[diskID]
+		current := r.running[volumeID]
 		if current != nil && !current.forgotten() {
 			r.mu.Unlock()
 			return current, nil
 		}
 		if r.countLocked() < maxRepairs {
 			defer r.mu.Unlock()
-			return r.startLocked(ctx, dev, diskID, work)
+			return r.startLocked(ctx, dev, volumeID, work)
 		}
 		r.mu.Unlock()
 		select {
@@ -252,14 +252,14 @@ func (r *Repairs) countLocked() (count int) {
 }
 
 func (r *Repairs) startLocked(
-	ctx context.Context, dev device.Device, diskID uuid.UUID, work func(context.Context) error,
+	ctx context.Context, dev device.Device, volumeID uuid.UUID, work func(context.Context) error,
 ) (*repair, error) {
 	outliving, release, err := hostexec.Outlive(ctx)
 	if err != nil {
 		return nil, err
 	}
 	started := &repair{dev: dev, started: time.Now(), done: make(chan struct{})}
-	r.running[diskID] = started
+	r.running[volumeID] = started
 	go func() {
 		ctx, cancel := context.WithTimeout(outliving, repairTimeout)
 		defer func() {
@@ -270,7 +270,7 @@ func (r *Repairs) startLocked(
 			defer r.mu.Unlock()
 			started.ended = time.Now()
 			if started.err == nil && started.panicked == nil {
-				delete(r.running, diskID)
+				delete(r.running, volumeID)
 			}
 			close(started.done)
 		}()

@@ -35,12 +35,12 @@ func hangingRepairs(exitCode int) (r *Repairs, end chan struct{}) {
 }
 
 // checkFor runs e2fsck on a disk for at most limit.
-func checkFor(t *testing.T, r *Repairs, diskID uuid.UUID, limit time.Duration) error {
+func checkFor(t *testing.T, r *Repairs, volumeID uuid.UUID, limit time.Duration) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	dev := device.Device{Path: "/dev/nvme1n1"}
-	return r.do(ctx, dev, diskID, func(ctx context.Context) error { return r.e2fsck(ctx, dev, "-p") })
+	return r.do(ctx, dev, volumeID, func(ctx context.Context) error { return r.e2fsck(ctx, dev, "-p") })
 }
 
 // The marker of a check stays on the disk only if e2fsck was killed or has not written the whole superblock, and if the
@@ -206,7 +206,7 @@ func TestGrowsMountedFirst(t *testing.T) {
 			dev, disk := newDisk(t, 320<<20)
 			devicetest.Run(t, "mkfs.ext4", "-q", disk.Loop, "65536")
 			target := t.TempDir()
-			r, diskID, ran := NewRepairs(slog.New(slog.DiscardHandler)), uuid.New(), []string(nil)
+			r, volumeID, ran := NewRepairs(slog.New(slog.DiscardHandler)), uuid.New(), []string(nil)
 			r.growsMounted = tc.capable
 			mounted := func() bool {
 				table, err := ReadTable()
@@ -228,7 +228,7 @@ func TestGrowsMountedFirst(t *testing.T) {
 				}
 				return hostexec.Result{}, nil
 			}
-			if err := r.Mount(t.Context(), dev, diskID, target, "ext4", Options{}); err != nil {
+			if err := r.Mount(t.Context(), dev, volumeID, target, "ext4", Options{}); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
@@ -236,7 +236,7 @@ func TestGrowsMountedFirst(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			if err := r.Grow(t.Context(), dev, diskID, target, "ext4", Options{}); err != nil {
+			if err := r.Grow(t.Context(), dev, volumeID, target, "ext4", Options{}); err != nil {
 				t.Error(err)
 			}
 			if diff := cmp.Diff(tc.want, ran); diff != "" {
@@ -259,12 +259,12 @@ func TestCleanExtIsNotChecked(t *testing.T) {
 		t.Errorf("%s %q ran", name, args)
 		return hostexec.Result{}, nil
 	}
-	target, diskID := t.TempDir(), uuid.New()
+	target, volumeID := t.TempDir(), uuid.New()
 	for range 2 { // blank, and used
-		if err := r.Mount(t.Context(), dev, diskID, target, "ext4", Options{}); err != nil {
+		if err := r.Mount(t.Context(), dev, volumeID, target, "ext4", Options{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Grow(t.Context(), dev, diskID, target, "ext4", Options{}); err != nil {
+		if err := r.Grow(t.Context(), dev, volumeID, target, "ext4", Options{}); err != nil {
 			t.Error(err)
 		}
 		if err := errors.Join(

@@ -44,13 +44,13 @@ func TestFormatMarkerIsDurable(t *testing.T) {
 	t.Parallel()
 	dev, disk := newDisk(t, 8<<20)
 	keepOpen(t, disk)
-	diskID := uuid.New()
-	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{DiskID: diskID, Origin: device.OriginBlank})
+	volumeID := uuid.New()
+	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{VolumeID: volumeID, Origin: device.OriginBlank})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = blank.Format(func(string) error {
-		if n := durable(t, disk, markerLine(diskID)); n != 4 {
+		if n := durable(t, disk, markerLine(volumeID)); n != 4 {
 			t.Errorf("when mkfs starts, %d copies of the marker are durable, want 4", n)
 		}
 		return nil
@@ -58,10 +58,10 @@ func TestFormatMarkerIsDurable(t *testing.T) {
 	if err := errors.Join(err, blank.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := device.RemoveFormatMarker(dev, diskID); err != nil {
+	if err := device.RemoveFormatMarker(dev, volumeID); err != nil {
 		t.Fatal(err)
 	}
-	if n := durable(t, disk, markerLine(diskID)); n != 0 {
+	if n := durable(t, disk, markerLine(volumeID)); n != 0 {
 		t.Errorf("after the removal, %d copies of the marker are durable", n)
 	}
 }

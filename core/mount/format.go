@@ -29,11 +29,11 @@ import (
 // next call finds the whole one.
 const mkfsTimeout = 15 * time.Minute
 
-// FilesystemUUID returns the UUID of a filesystem that this plugin makes on a disk: the version 5 UUID of the name
-// "filesystem" in the namespace of the disk's UUID. It is permanent, because later stages identify the disk's own
-// filesystem by it.
-func FilesystemUUID(diskID uuid.UUID) uuid.UUID {
-	return uuid.NewSHA1(diskID, []byte("filesystem"))
+// FilesystemUUID returns the UUID of a filesystem that this plugin makes for a volume: the version 5 UUID of the name
+// "filesystem" in the namespace of the volume's ID. It is permanent, because later stages identify the
+// volume's own filesystem by it.
+func FilesystemUUID(volumeID uuid.UUID) uuid.UUID {
+	return uuid.NewSHA1(volumeID, []byte("filesystem"))
 }
 
 // Formatter makes filesystems. It keeps a record of each format while mkfs runs, so that an interrupted format can be
@@ -47,8 +47,8 @@ type Formatter struct {
 
 // NewFilesystem describes the filesystem that [Formatter.Format] makes.
 type NewFilesystem struct {
-	// DiskID is the disk's UUID on the rack.
-	DiskID uuid.UUID
+	// VolumeID is the ID of the volume whose disk it is.
+	VolumeID uuid.UUID
 	// Type is one of [filesystem.Types]. MkfsOptions come from [filesystem.ParseMkfsOptions] for this type.
 	Type        string
 	MkfsOptions []string
@@ -58,7 +58,7 @@ type NewFilesystem struct {
 // one would misread writes a higher version.
 const recordFormat = 1
 
-// record is the content of the file <StateDir>/format/<disk UUID>. It says that a format of this disk started on this
+// record is the content of the file <StateDir>/format/<volume ID>. It says that a format of this disk started on this
 // node. Its JSON names are permanent.
 type record struct {
 	// Version is [recordFormat].
@@ -83,16 +83,16 @@ func (f Formatter) Format(
 	blank *device.Blank,
 	want NewFilesystem,
 ) (took time.Duration, err error) {
-	fsUUID := FilesystemUUID(want.DiskID)
+	fsUUID := FilesystemUUID(want.VolumeID)
 	name, args, err := mkfs(want, fsUUID.String())
 	if err != nil {
 		return 0, err
 	}
 	dev := blank.Device()
 	return f.FormatWith(ctx, blank, Making{
-		DiskID: want.DiskID,
-		Type:   want.Type,
-		UUID:   fsUUID,
+		VolumeID: want.VolumeID,
+		Type:     want.Type,
+		UUID:     fsUUID,
 		Make: func(ctx context.Context, path string) error {
 			result, err := hostexec.Run(ctx, name, append(args, path)...)
 			if err != nil {
@@ -109,8 +109,8 @@ func (f Formatter) Format(
 
 // Making is a way to format a disk: a filesystem, or the header of an encrypted disk.
 type Making struct {
-	// DiskID is the disk's UUID on the rack.
-	DiskID uuid.UUID
+	// VolumeID is the ID of the volume whose disk it is.
+	VolumeID uuid.UUID
 	// Type is blkid's name of what is made, and UUID its UUID.
 	Type string
 	UUID uuid.UUID
@@ -136,7 +136,7 @@ func (f Formatter) FormatWith(ctx context.Context, blank *device.Blank, m Making
 		return m.Make(ctx, path)
 	})
 	if err != nil && !started {
-		return 0, errors.Join(err, f.removeRecord(m.DiskID))
+		return 0, errors.Join(err, f.removeRecord(m.VolumeID))
 	}
 	if err != nil {
 		return took, err
@@ -144,7 +144,7 @@ func (f Formatter) FormatWith(ctx context.Context, blank *device.Blank, m Making
 	if err := m.Verify(ctx); err != nil {
 		return took, err
 	}
-	return took, f.RemoveMarkerAndRecord(m.DiskID, dev)
+	return took, f.RemoveMarkerAndRecord(m.VolumeID, dev)
 }
 
 // mkfs returns the program and its arguments without the device. The plugin's options come first, so that a user's
@@ -216,7 +216,7 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 // the format was writing. The result is nil if no format started, or if content shows that it is over: the filesystem
 // was mounted, something was written into the encrypted disk, or the disk holds something else.
 func (f Formatter) InterruptedFormat(
-	diskID, made uuid.UUID,
+	volumeID, made uuid.UUID,
 	dev device.Device,
 	content device.Content,
 ) (*device.InterruptedFormat, error) {
@@ -229,11 +229,11 @@ func (f Formatter) InterruptedFormat(
 			return nil, err
 		}
 	}
-	marked, err := device.HasFormatMarker(dev, diskID)
+	marked, err := device.HasFormatMarker(dev, volumeID)
 	if err != nil {
 		return nil, err
 	}
-	r, err := f.readRecord(diskID)
+	r, err := f.readRecord(volumeID)
 	if err == nil && r != nil && r.FSUUID != "" && r.FSUUID != interrupted.UUID {
 		r = nil // of another format: that of a filesystem inside an encrypted disk, or of its header
 	}
@@ -257,16 +257,16 @@ func (f Formatter) InterruptedFormat(
 
 // RemoveMarkerAndRecord removes the marker and the record of a format, when the format is finished or a workload gets
 // the disk. If they do not exist, that is no error.
-func (f Formatter) RemoveMarkerAndRecord(diskID uuid.UUID, dev device.Device) error {
-	if err := device.RemoveFormatMarker(dev, diskID); err != nil {
+func (f Formatter) RemoveMarkerAndRecord(volumeID uuid.UUID, dev device.Device) error {
+	if err := device.RemoveFormatMarker(dev, volumeID); err != nil {
 		return err
 	}
-	return f.removeRecord(diskID)
+	return f.removeRecord(volumeID)
 }
 
 // readRecord returns the record of a format of the disk, or nil.
-func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
-	content, err := os.ReadFile(f.recordPath(diskID))
+func (f Formatter) readRecord(volumeID uuid.UUID) (*record, error) {
+	content, err := os.ReadFile(f.recordPath(volumeID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -281,7 +281,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 		return nil, fmt.Errorf(
 			"%w: %s: %w: remove the file if the disk holds no data",
 			statefile.ErrFolder,
-			f.recordPath(diskID),
+			f.recordPath(volumeID),
 			err,
 		)
 	}
@@ -289,7 +289,7 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 		return nil, fmt.Errorf(
 			"%w: %s has format %d, not %d: upgrade this node's plugin",
 			statefile.ErrFolder,
-			f.recordPath(diskID),
+			f.recordPath(volumeID),
 			r.Version,
 			recordFormat,
 		)
@@ -298,15 +298,15 @@ func (f Formatter) readRecord(diskID uuid.UUID) (*record, error) {
 }
 
 // removeRecord removes the record of a format and does not touch the disk. A missing record is no error.
-func (f Formatter) removeRecord(diskID uuid.UUID) error {
-	if err := os.Remove(f.recordPath(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (f Formatter) removeRecord(volumeID uuid.UUID) error {
+	if err := os.Remove(f.recordPath(volumeID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil
 }
 
-func (f Formatter) recordPath(diskID uuid.UUID) string {
-	return filepath.Join(f.StateDir, "format", diskID.String())
+func (f Formatter) recordPath(volumeID uuid.UUID) string {
+	return filepath.Join(f.StateDir, "format", volumeID.String())
 }
 
 // writeRecord writes the record to stable storage. A power cut may lose it, because the marker on the disk remains.
@@ -328,7 +328,7 @@ func (f Formatter) writeRecord(m Making, dev device.Device, sequence uint64) err
 	if err != nil {
 		return err
 	}
-	if err := statefile.Write(f.recordPath(m.DiskID), append(content, '\n')); err != nil {
+	if err := statefile.Write(f.recordPath(m.VolumeID), append(content, '\n')); err != nil {
 		return fmt.Errorf("%w: %w", statefile.ErrFolder, err)
 	}
 	return nil

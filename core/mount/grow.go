@@ -33,7 +33,7 @@ const minGrowthBytes = 128 << 20
 func (r *Repairs) Grow(
 	ctx context.Context,
 	dev device.Device,
-	diskID uuid.UUID,
+	volumeID uuid.UUID,
 	target, fsType string,
 	options Options,
 ) error {
@@ -44,16 +44,16 @@ func (r *Repairs) Grow(
 	if err != nil {
 		return err
 	}
-	err = r.do(ctx, dev, diskID, func(ctx context.Context) error { return r.growMounted(ctx, dev, target, fsType) })
+	err = r.do(ctx, dev, volumeID, func(ctx context.Context) error { return r.growMounted(ctx, dev, target, fsType) })
 	switch {
 	case isExt(fsType) && errors.Is(err, errRefused):
-		return r.growBetweenMounts(ctx, dev, diskID, target, fsType, options, err)
+		return r.growBetweenMounts(ctx, dev, volumeID, target, fsType, options, err)
 	case err != nil:
 		return err
 	}
 	after, err := Stats(target)
 	if err == nil && after.TotalBytes > before.TotalBytes {
-		r.logGrown(dev, diskID)
+		r.logGrown(dev, volumeID)
 	}
 	return err
 }
@@ -106,7 +106,7 @@ func (r *Repairs) growMounted(ctx context.Context, dev device.Device, target, fs
 func (r *Repairs) growBetweenMounts(
 	ctx context.Context,
 	dev device.Device,
-	diskID uuid.UUID,
+	volumeID uuid.UUID,
 	target, fsType string,
 	options Options,
 	why error,
@@ -117,7 +117,7 @@ func (r *Repairs) growBetweenMounts(
 	}
 	if mounts := table.OfDevice(dev.Number); len(mounts) > 1 {
 		r.log.Warn("the filesystem is smaller than its disk, and grows when it is staged again",
-			"volume_id", diskID.String(), "device", dev.String(), "because", why)
+			"volume_id", volumeID.String(), "device", dev.String(), "because", why)
 		return nil
 	}
 	if err := checkGrowthIsSafe(dev, why); err != nil {
@@ -129,10 +129,10 @@ func (r *Repairs) growBetweenMounts(
 	if err := WaitIdle(ctx, dev); err != nil {
 		return err
 	}
-	if err := r.growUnmounted(ctx, dev, diskID, why); err != nil {
+	if err := r.growUnmounted(ctx, dev, volumeID, why); err != nil {
 		return err
 	}
-	return r.Mount(ctx, dev, diskID, target, fsType, options)
+	return r.Mount(ctx, dev, volumeID, target, fsType, options)
 }
 
 // checkGrowthIsSafe returns [ErrGrow] if resize2fs would move blocks of the unmounted filesystem, because the
@@ -153,13 +153,13 @@ func checkGrowthIsSafe(dev device.Device, why error) error {
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
 // interruption, so a marker is on the disk meanwhile, see [device.Growing].
-func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID uuid.UUID, why error) error {
-	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
-		r.log.Info("growing the filesystem unmounted", "volume_id", diskID.String(), "device", dev.String(), "because", why)
-		if err := r.preen(ctx, dev, diskID, "-f"); err != nil {
+func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, volumeID uuid.UUID, why error) error {
+	return r.do(ctx, dev, volumeID, func(ctx context.Context) error {
+		r.log.Info("growing the filesystem unmounted", "volume_id", volumeID.String(), "device", dev.String(), "because", why)
+		if err := r.preen(ctx, dev, volumeID, "-f"); err != nil {
 			return err
 		}
-		if err := device.WriteWorkMarker(dev, diskID, device.Growing); err != nil {
+		if err := device.WriteWorkMarker(dev, volumeID, device.Growing); err != nil {
 			return fmt.Errorf("%w on %s: %w: grow the filesystem by hand with resize2fs", ErrGrow, dev, err)
 		}
 		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
@@ -168,19 +168,19 @@ func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, diskID u
 		if err := device.RemoveWorkMarker(dev); err != nil {
 			return err
 		}
-		r.logGrown(dev, diskID)
+		r.logGrown(dev, volumeID)
 		return nil
 	})
 }
 
-func (r *Repairs) logGrown(dev device.Device, diskID uuid.UUID) {
-	r.log.Info("grew the filesystem to its disk", "volume_id", diskID.String(), "device", dev.String())
+func (r *Repairs) logGrown(dev device.Device, volumeID uuid.UUID) {
+	r.log.Info("grew the filesystem to its disk", "volume_id", volumeID.String(), "device", dev.String())
 }
 
 // FinishInterrupted repairs an ext filesystem whose growth or check was interrupted. Call it before anything else reads
 // the filesystem: until then even the superblock is unreliable, and some versions of blkid do not recognise it. It
 // returns [ErrDamaged] if the disk rejects writes. The other errors are those of [Repairs.Mount].
-func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, diskID uuid.UUID, options Options) error {
+func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, volumeID uuid.UUID, options Options) error {
 	interrupted, err := device.InterruptedWork(dev)
 	if err != nil || interrupted == device.NoWork {
 		return err
@@ -200,14 +200,14 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, disk
 			interrupted,
 		)
 	}
-	return r.do(ctx, dev, diskID, func(ctx context.Context) error {
-		r.log.Info("repairing a filesystem after an interruption", "volume_id", diskID.String(), "device", dev.String(),
+	return r.do(ctx, dev, volumeID, func(ctx context.Context) error {
+		r.log.Info("repairing a filesystem after an interruption", "volume_id", volumeID.String(), "device", dev.String(),
 			"interrupted", interrupted)
 		if interrupted == device.Checking {
 			if err := device.RepairExtChecksum(dev); err != nil {
 				return err
 			}
-			return r.preen(ctx, dev, diskID, "-f")
+			return r.preen(ctx, dev, volumeID, "-f")
 		}
 		// e2fsck may answer all questions with yes: before the growth, the filesystem was clean.
 		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {

@@ -155,7 +155,7 @@ func TestHoldersNamesNobody(t *testing.T) {
 func TestFormatRecordIsPermanent(t *testing.T) {
 	f := Formatter{StateDir: t.TempDir()}
 	disk := uuid.MustParse("0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11")
-	making := Making{DiskID: disk, Type: "ext4", UUID: uuid.MustParse("5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50")}
+	making := Making{VolumeID: disk, Type: "ext4", UUID: uuid.MustParse("5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50")}
 	if err := f.writeRecord(making, device.Device{Disk: device.Disk{Serial: "csi-aaaaaaaaaaaaaaaa"}}, 7); err != nil {
 		t.Fatal(err)
 	}

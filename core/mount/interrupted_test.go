@@ -28,8 +28,8 @@ import (
 )
 
 // markerLine begins every copy of a disk's format marker. It is permanent.
-func markerLine(diskID uuid.UUID) []byte {
-	return fmt.Appendf(nil, "csi.oxide.computer format marker 1\ndisk %s\n", diskID)
+func markerLine(volumeID uuid.UUID) []byte {
+	return fmt.Appendf(nil, "csi.oxide.computer format marker 1\ndisk %s\n", volumeID)
 }
 
 // newDisk returns the only disk of a guest.
@@ -47,12 +47,12 @@ func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
 // runMkfs does the same as Format up to the end of mkfs. The marker stays.
 func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 	t.Helper()
-	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{DiskID: want.DiskID, Origin: device.OriginBlank})
+	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{VolumeID: want.VolumeID, Origin: device.OriginBlank})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = blank.Format(func(path string) error {
-		name, args, err := mkfs(want, FilesystemUUID(want.DiskID).String())
+		name, args, err := mkfs(want, FilesystemUUID(want.VolumeID).String())
 		if err != nil {
 			return err
 		}
@@ -68,25 +68,25 @@ func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 }
 
 // stage does the same as NodeStageVolume on a node without a record of the disk.
-func stage(t *testing.T, dev device.Device, diskID uuid.UUID, fsType string) (err error) {
+func stage(t *testing.T, dev device.Device, volumeID uuid.UUID, fsType string) (err error) {
 	t.Helper()
 	f := Formatter{StateDir: filepath.Join(t.TempDir(), "state")}
 	content, err := device.Probe(t.Context(), dev)
 	if err != nil {
 		return err
 	}
-	interrupted, err := f.InterruptedFormat(diskID, FilesystemUUID(diskID), dev, content)
+	interrupted, err := f.InterruptedFormat(volumeID, FilesystemUUID(volumeID), dev, content)
 	if err != nil || !content.Empty() && interrupted == nil {
 		return err
 	}
 	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{
-		DiskID: diskID, Origin: "snapshot", ScanLimit: dev.SizeBytes, Interrupted: interrupted,
+		VolumeID: volumeID, Origin: "snapshot", ScanLimit: dev.SizeBytes, Interrupted: interrupted,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	_, err = f.Format(t.Context(), blank, NewFilesystem{DiskID: diskID, Type: fsType})
+	_, err = f.Format(t.Context(), blank, NewFilesystem{VolumeID: volumeID, Type: fsType})
 	return err
 }
 
@@ -121,9 +121,9 @@ func blocks(t *testing.T, disk *devicetest.Disk) map[int64][]byte {
 	}
 }
 
-func markers(found map[int64][]byte, diskID uuid.UUID) (count int) {
+func markers(found map[int64][]byte, volumeID uuid.UUID) (count int) {
 	for _, block := range found {
-		if bytes.HasPrefix(block, markerLine(diskID)) {
+		if bytes.HasPrefix(block, markerLine(volumeID)) {
 			count++
 		}
 	}
@@ -183,15 +183,15 @@ func TestMarkerSurvivesMkfs(t *testing.T) {
 					}
 					t.Parallel()
 					dev, disk := newDisk(t, size)
-					diskID := uuid.New()
-					runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: tc.fsType, MkfsOptions: parsed})
-					if left := markers(blocks(t, disk), diskID); left < 2 {
+					volumeID := uuid.New()
+					runMkfs(t, dev, NewFilesystem{VolumeID: volumeID, Type: tc.fsType, MkfsOptions: parsed})
+					if left := markers(blocks(t, disk), volumeID); left < 2 {
 						t.Errorf("%d copies of the marker have outlived mkfs, want 2 at least", left)
 					}
-					if err := (Formatter{StateDir: t.TempDir()}).RemoveMarkerAndRecord(diskID, dev); err != nil {
+					if err := (Formatter{StateDir: t.TempDir()}).RemoveMarkerAndRecord(volumeID, dev); err != nil {
 						t.Fatal(err)
 					}
-					if left := markers(blocks(t, disk), diskID); left != 0 {
+					if left := markers(blocks(t, disk), volumeID); left != 0 {
 						t.Errorf("%d copies of the marker are still there", left)
 					}
 					if size <= gib {
@@ -211,9 +211,9 @@ func TestFormatAfterPowerCut(t *testing.T) {
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			diskID := uuid.New()
+			volumeID := uuid.New()
 			reference, disk := newDisk(t, size)
-			runMkfs(t, reference, NewFilesystem{DiskID: diskID, Type: fsType})
+			runMkfs(t, reference, NewFilesystem{VolumeID: volumeID, Type: fsType})
 			written := blocks(t, disk)
 			devicetest.Run(t, "wipefs", "-qa", disk.Loop) // mkfs.btrfs wants its UUID to be the only one
 			// cut makes a disk with the marker, and with each of mkfs' blocks with this probability.
@@ -223,7 +223,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 				random, survived := rand.New(rand.NewPCG(seed, 0)), map[int64][]byte{}
 				for _, offset := range slices.Sorted(maps.Keys(written)) {
 					block := written[offset]
-					if bytes.HasPrefix(block, markerLine(diskID)) || random.Float64() < chance {
+					if bytes.HasPrefix(block, markerLine(volumeID)) || random.Float64() < chance {
 						survived[offset] = block
 					}
 				}
@@ -236,10 +236,10 @@ func TestFormatAfterPowerCut(t *testing.T) {
 						t.Parallel()
 					}
 					dev, disk := cut(t, uint64(seed), chance)
-					if err := stage(t, dev, diskID, fsType); err != nil {
+					if err := stage(t, dev, volumeID, fsType); err != nil {
 						t.Fatal(err)
 					}
-					if left := markers(blocks(t, disk), diskID); left != 0 {
+					if left := markers(blocks(t, disk), volumeID); left != 0 {
 						t.Errorf("%d copies of the marker are still there", left)
 					}
 					target := t.TempDir()
@@ -258,7 +258,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
 					// Staging again does not format the disk.
-					if err := stage(t, dev, diskID, fsType); err != nil {
+					if err := stage(t, dev, volumeID, fsType); err != nil {
 						t.Error(err)
 					}
 					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
@@ -286,7 +286,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 						t.Fatal("blkid does not know this header")
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
-					stageErr := stage(t, dev, diskID, fsType) // that it does not stage is another test's
+					stageErr := stage(t, dev, volumeID, fsType) // that it does not stage is another test's
 					if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
 						t.Errorf("a disk that holds %s (%v) has been written to, and staging answered %v", found, err, stageErr)
 					}
@@ -296,12 +296,12 @@ func TestFormatAfterPowerCut(t *testing.T) {
 				dev, disk := cut(t, 2, 0)
 				contents := map[int64][]byte{200 << 20: []byte("half a filesystem")}
 				for offset, block := range written {
-					if bytes.HasPrefix(block, markerLine(diskID)) {
-						contents[offset] = bytes.Replace(block, []byte(diskID.String()), []byte(uuid.NewString()), 1)
+					if bytes.HasPrefix(block, markerLine(volumeID)) {
+						contents[offset] = bytes.Replace(block, []byte(volumeID.String()), []byte(uuid.NewString()), 1)
 					}
 				}
 				poke(t, disk, contents)
-				if err := stage(t, dev, diskID, fsType); !errors.Is(err, device.ErrNotBlank) {
+				if err := stage(t, dev, volumeID, fsType); !errors.Is(err, device.ErrNotBlank) {
 					t.Errorf("%v, want ErrNotBlank", err)
 				}
 			})
@@ -315,9 +315,9 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 	for _, fsType := range filesystem.Types() {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			diskID := uuid.New()
+			volumeID := uuid.New()
 			dev, disk := newDisk(t, 320<<20)
-			runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: fsType})
+			runMkfs(t, dev, NewFilesystem{VolumeID: volumeID, Type: fsType})
 			target := t.TempDir()
 			devicetest.Run(t, "mount", disk.Loop, target)
 			if err := os.WriteFile(filepath.Join(target, "file"), []byte("data"), 0o600); err != nil {
@@ -327,11 +327,11 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 			if _, err := WaitFree(t.Context(), dev, 0, false); err != nil {
 				t.Fatal(err)
 			}
-			if marked, err := device.HasFormatMarker(dev, diskID); err != nil || !marked {
+			if marked, err := device.HasFormatMarker(dev, volumeID); err != nil || !marked {
 				t.Fatalf("the marker was removed: %t, %v", marked, err)
 			}
 			before := devicetest.Digest(t, disk.Loop, disk.Backing)
-			if err := stage(t, dev, diskID, fsType); err != nil {
+			if err := stage(t, dev, volumeID, fsType); err != nil {
 				t.Error(err)
 			}
 			if devicetest.Digest(t, disk.Loop, disk.Backing) != before {
@@ -344,25 +344,25 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 // While anything holds the disk, the marker stays.
 func TestRemoveMarkerOfHeldDisk(t *testing.T) {
 	t.Parallel()
-	diskID := uuid.New()
+	volumeID := uuid.New()
 	dev, disk := newDisk(t, 320<<20)
-	runMkfs(t, dev, NewFilesystem{DiskID: diskID, Type: "ext4"})
+	runMkfs(t, dev, NewFilesystem{VolumeID: volumeID, Type: "ext4"})
 	holder, err := os.OpenFile(disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := Formatter{StateDir: t.TempDir()}
-	if err := f.RemoveMarkerAndRecord(diskID, dev); !errors.Is(err, device.ErrInUse) {
+	if err := f.RemoveMarkerAndRecord(volumeID, dev); !errors.Is(err, device.ErrInUse) {
 		t.Errorf("%v, want ErrInUse", err)
 	}
 	if err := holder.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if markers(blocks(t, disk), diskID) == 0 {
+	if markers(blocks(t, disk), volumeID) == 0 {
 		t.Error("the marker was removed")
 	}
 	start := time.Now()
-	if err := f.RemoveMarkerAndRecord(diskID, dev); err != nil || time.Since(start) > time.Minute {
+	if err := f.RemoveMarkerAndRecord(volumeID, dev); err != nil || time.Since(start) > time.Minute {
 		t.Error(err)
 	}
 }

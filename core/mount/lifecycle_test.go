@@ -42,19 +42,19 @@ func TestMain(m *testing.M) {
 // rig is a guest with one disk.
 type rig struct {
 	*devicetest.Guest
-	// diskID differs from test to test: the UUID of the filesystem follows from it, and the kernel of this machine
+	// volumeID differs from test to test: the UUID of the filesystem follows from it, and the kernel of this machine
 	// mixes two btrfs of the same UUID, also between tests and processes that run at the same time.
-	diskID uuid.UUID
-	disk   *devicetest.Disk
-	dev    device.Device
-	f      mount.Formatter
-	state  string
+	volumeID uuid.UUID
+	disk     *devicetest.Disk
+	dev      device.Device
+	f        mount.Formatter
+	state    string
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	g := devicetest.New(t)
-	r := &rig{Guest: g, diskID: uuid.New(), disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
+	r := &rig{Guest: g, volumeID: uuid.New(), disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
 	dev, err := g.Roots().
 		WaitForDisk(t.Context(), device.ExpectedDisk{Serial: devicetest.Serial(diskName), SizeBytes: sizeBytes}, time.Second)
@@ -71,20 +71,20 @@ func (r *rig) format(t *testing.T, fsType string, options ...string) (err error)
 	if err != nil {
 		return err
 	}
-	interrupted, err := r.f.InterruptedFormat(r.diskID, mount.FilesystemUUID(r.diskID), r.dev, content)
+	interrupted, err := r.f.InterruptedFormat(r.volumeID, mount.FilesystemUUID(r.volumeID), r.dev, content)
 	if err != nil {
 		return err
 	}
 	blank, err := device.ProveBlank(
 		t.Context(),
 		r.dev,
-		device.BlankOptions{DiskID: r.diskID, Origin: device.OriginBlank, Interrupted: interrupted},
+		device.BlankOptions{VolumeID: r.volumeID, Origin: device.OriginBlank, Interrupted: interrupted},
 	)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, blank.Close()) }()
-	_, err = r.f.Format(t.Context(), blank, mount.NewFilesystem{DiskID: r.diskID, Type: fsType, MkfsOptions: options})
+	_, err = r.f.Format(t.Context(), blank, mount.NewFilesystem{VolumeID: r.volumeID, Type: fsType, MkfsOptions: options})
 	return err
 }
 
@@ -156,7 +156,7 @@ func TestFormatMountUnmount(t *testing.T) {
 			r := newRig(t)
 			target := r.mounted(t, fsType, mount.Options{Flags: []string{"noatime"}})
 			content, err := device.Probe(t.Context(), r.dev)
-			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(r.diskID).String()}); err != nil ||
+			if want := (device.Content{Type: fsType, UUID: mount.FilesystemUUID(r.volumeID).String()}); err != nil ||
 				content != want {
 				t.Errorf("the disk holds %v, %v; want %v", content, err, want)
 			}
@@ -216,7 +216,7 @@ func TestFormatFails(t *testing.T) {
 		if _, err := r.f.Format(
 			t.Context(),
 			blank,
-			mount.NewFilesystem{DiskID: r.diskID, Type: "ext4"},
+			mount.NewFilesystem{VolumeID: r.volumeID, Type: "ext4"},
 		); !errors.Is(
 			err,
 			statefile.ErrFolder,
@@ -241,7 +241,7 @@ func TestFormatFails(t *testing.T) {
 		if _, err := r.f.Format(
 			t.Context(),
 			blank,
-			mount.NewFilesystem{DiskID: r.diskID, Type: "ext4"},
+			mount.NewFilesystem{VolumeID: r.volumeID, Type: "ext4"},
 		); !errors.Is(
 			err,
 			device.ErrNotBlank,
@@ -253,8 +253,8 @@ func TestFormatFails(t *testing.T) {
 		}
 		r.Node(r.disk.Kernel, r.disk.Number)
 		if interrupted, err := r.f.InterruptedFormat(
-			r.diskID,
-			mount.FilesystemUUID(r.diskID),
+			r.volumeID,
+			mount.FilesystemUUID(r.volumeID),
 			r.dev,
 			device.Content{},
 		); err != nil ||
@@ -271,7 +271,7 @@ func TestFormatAgain(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			record := filepath.Join(r.state, "format", r.diskID.String())
+			record := filepath.Join(r.state, "format", r.volumeID.String())
 			begin := func() {
 				t.Helper()
 				if err := os.MkdirAll(filepath.Dir(record), 0o700); err != nil {
@@ -316,7 +316,7 @@ func TestFormatAgain(t *testing.T) {
 			if err := os.MkdirAll(filepath.Join(r.state, "format"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			r.Write(filepath.Join(r.state, "format", r.diskID.String()), content)
+			r.Write(filepath.Join(r.state, "format", r.volumeID.String()), content)
 			if err := r.format(t, "ext4"); err != nil {
 				t.Errorf("%q on a blank disk: %v", content, err)
 			}
@@ -328,7 +328,7 @@ func TestFormatAgain(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(r.state, "format"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		r.Write(filepath.Join(r.state, "format", r.diskID.String()), "{")
+		r.Write(filepath.Join(r.state, "format", r.volumeID.String()), "{")
 		if err := r.format(t, "ext4"); !errors.Is(err, statefile.ErrFolder) {
 			t.Errorf("%v, want ErrFolder", err)
 		}
@@ -373,7 +373,7 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	record := func(boot string) {
 		t.Helper()
 		r.Write(
-			filepath.Join(folder, r.diskID.String()),
+			filepath.Join(folder, r.volumeID.String()),
 			`{"bootID":"`+boot+`","diskSequence":`+strconv.FormatUint(sequence, 10)+`}`,
 		)
 	}

@@ -23,8 +23,8 @@ func TestFormatLooksAtTheDisk(t *testing.T) {
 	if err := r.format(t, "ext4", nothing); !errors.Is(err, mount.ErrFormat) {
 		t.Errorf("%v, want ErrFormat", err)
 	}
-	record, err := os.ReadFile(filepath.Join(r.state, "format", r.diskID.String()))
-	if err != nil || !strings.Contains(string(record), mount.FilesystemUUID(r.diskID).String()) {
+	record, err := os.ReadFile(filepath.Join(r.state, "format", r.volumeID.String()))
+	if err != nil || !strings.Contains(string(record), mount.FilesystemUUID(r.volumeID).String()) {
 		t.Errorf("the record of the format is %q, %v", record, err)
 	}
 }

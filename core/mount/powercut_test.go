@@ -54,11 +54,11 @@ func testPowerCut(t *testing.T, mkfs []string, seed uint64) {
 		}
 		return dev
 	}
-	r, diskID := NewRepairs(slog.New(slog.DiscardHandler)), uuid.New()
+	r, volumeID := NewRepairs(slog.New(slog.DiscardHandler)), uuid.New()
 	mounted := func(dev device.Device) (target string) {
 		t.Helper()
 		target = t.TempDir()
-		if err := r.Mount(t.Context(), dev, diskID, target, fsType, Options{}); err != nil {
+		if err := r.Mount(t.Context(), dev, volumeID, target, fsType, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		return target

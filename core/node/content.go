@@ -43,7 +43,7 @@ func (n *Service) ensureFilesystem(
 	}
 	if content.Empty() || interrupted != nil {
 		return n.format(ctx, volume, dev, wanted, device.BlankOptions{
-			DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
+			VolumeID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, ScanLimit: n.blankScanLimit,
 			Interrupted: interrupted,
 		})
 	}
@@ -220,7 +220,7 @@ func (n *Service) format(
 		"scan",
 		time.Since(start),
 	)
-	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{DiskID: volume.id, Type: fsType, MkfsOptions: options})
+	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{VolumeID: volume.id, Type: fsType, MkfsOptions: options})
 	if err != nil {
 		return "", err
 	}

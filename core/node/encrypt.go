@@ -354,7 +354,7 @@ func (n *Service) encrypt(
 		return luks.Header{}, err
 	}
 	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{
-		DiskID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, Encrypted: true,
+		VolumeID: volume.id, Origin: volume.origin, RawBlock: volume.rawBlock, Encrypted: true,
 		ScanLimit: n.blankScanLimit, Interrupted: interrupted,
 	})
 	if err != nil {
@@ -364,9 +364,9 @@ func (n *Service) encrypt(
 	n.log.Info("encrypting a blank disk", "volume_id", volume.id.String(), "device", dev.String(),
 		"interrupted_before", blank.HasRemains())
 	took, err := n.formatter.FormatWith(ctx, blank, mount.Making{
-		DiskID: volume.id,
-		Type:   device.TypeLUKS,
-		UUID:   luks.HeaderUUID(volume.id),
+		VolumeID: volume.id,
+		Type:     device.TypeLUKS,
+		UUID:     luks.HeaderUUID(volume.id),
 		Make: func(ctx context.Context, path string) error {
 			return n.luks.Format(ctx, path, volume.id, passphrase)
 		},
@@ -419,7 +419,7 @@ func (n *Service) ensureEncryptedFilesystem(
 			return "", err
 		}
 		fsType, err = n.format(ctx, volume, inside, wanted, device.BlankOptions{
-			DiskID: volume.id, Origin: device.OriginBlank, NeverWritten: true,
+			VolumeID: volume.id, Origin: device.OriginBlank, NeverWritten: true,
 		})
 		if err != nil {
 			return "", err

@@ -54,8 +54,8 @@ func (e *Engine) cleanUpOnce(ctx context.Context) (over bool, err error) {
 	if e.opts.Detacher.Timed() {
 		return true, nil
 	}
-	for _, disk := range records.deferred.Disks() {
-		if err := e.opts.Detacher.Delete(ctx, records.deferred, disk); err != nil {
+	for _, volume := range records.deferred.Volumes() {
+		if err := e.opts.Detacher.Delete(ctx, records.deferred, volume); err != nil {
 			return false, err
 		}
 	}

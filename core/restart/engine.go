@@ -154,7 +154,7 @@ type Engine struct {
 	mu sync.Mutex
 	// requests are the attach requests, by volume.
 	requests map[string]*attachRequest
-	// locked are the disks that a call is working on. The channel is closed at the end of the call.
+	// locked are the volumes that a call is working on. The channel is closed at the end of the call.
 	locked map[string]chan struct{}
 	// changed is closed when a disk was attached or a restart ended, and then replaced.
 	changed chan struct{}
@@ -179,15 +179,15 @@ type Engine struct {
 	longList bool
 }
 
-// attachRequest asks for a disk to be attached to an instance.
+// attachRequest asks for a volume's disk to be attached to an instance.
 type attachRequest struct {
 	volume, instance        string
 	requestedAt, repeatedAt time.Time
-	// problem says what blocks this disk alone. It goes into the error of the RPC.
+	// problem says what blocks this volume alone. It goes into the error of the RPC.
 	problem string
 	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
 	heldBy string
-	// fromRestart is the ID of a restart that was taken over and that listed this disk. Such a request ends with that
+	// fromRestart is the ID of a restart that was taken over and that listed this volume. Such a request ends with that
 	// restart, because the orchestrator may have unpublished the volume through another process. It is empty once this
 	// process was asked to publish the volume itself.
 	fromRestart string
@@ -410,19 +410,19 @@ func (e *Engine) tick(ctx context.Context) error {
 	return failed
 }
 
-// sweep deletes records about deleted disks. The process that deleted a disk may have died before it deleted the
+// sweep deletes records about deleted volumes. The process that deleted a volume may have died before it deleted the
 // record.
 func (e *Engine) sweep(ctx context.Context, records recordSet) error {
-	disks := records.deferred.Disks()
-	lookUp, err := e.diskLookup(ctx, disks)
+	volumes := records.deferred.Volumes()
+	lookUp, err := e.diskLookup(ctx, volumes)
 	if err != nil {
 		return err
 	}
-	for _, disk := range disks {
-		_, err := lookUp(disk)
+	for _, volume := range volumes {
+		_, err := lookUp(volume)
 		if errors.Is(err, rack.ErrNotFound) {
 			if err = e.rack.ConfirmProject(ctx); err == nil {
-				err = e.opts.Detacher.Delete(ctx, records.deferred, disk)
+				err = e.opts.Detacher.Delete(ctx, records.deferred, volume)
 			}
 		}
 		if err != nil && !errors.Is(err, rack.ErrReplaced) {
@@ -511,10 +511,10 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.recordID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, disk := range decodeDisks(mine.Disks) {
-		if e.requests[disk] == nil {
-			e.requests[disk] = &attachRequest{
-				volume:      disk,
+	for _, volume := range decodeVolumes(mine.Volumes) {
+		if e.requests[volume] == nil {
+			e.requests[volume] = &attachRequest{
+				volume:      volume,
 				instance:    mine.Instance,
 				requestedAt: now,
 				repeatedAt:  now,
@@ -556,27 +556,27 @@ func (e *Engine) forgetUnseen(records recordSet) {
 func (e *Engine) expireRequests() {
 	e.mu.Lock()
 	repeated := map[string]time.Time{}
-	for disk, request := range e.requests {
+	for volume, request := range e.requests {
 		if request.fromRestart != "" && e.held[request.fromRestart] == nil {
-			delete(e.requests, disk)
+			delete(e.requests, volume)
 			continue
 		}
-		repeated[disk] = request.repeatedAt
+		repeated[volume] = request.repeatedAt
 	}
 	e.mu.Unlock()
-	for _, disk := range sortedKeys(repeated) {
-		if e.clock.Passed(timerRequest, disk, repeated[disk], requestLifetime) {
-			e.expireRequest(disk, repeated[disk])
+	for _, volume := range sortedKeys(repeated) {
+		if e.clock.Passed(timerRequest, volume, repeated[volume], requestLifetime) {
+			e.expireRequest(volume, repeated[volume])
 		}
 	}
 }
 
 // expireRequest ends a request that was not repeated since then.
-func (e *Engine) expireRequest(disk string, since time.Time) {
+func (e *Engine) expireRequest(volume string, since time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if request := e.requests[disk]; request != nil && request.repeatedAt.Equal(since) {
-		delete(e.requests, disk)
+	if request := e.requests[volume]; request != nil && request.repeatedAt.Equal(since) {
+		delete(e.requests, volume)
 	}
 }
 
@@ -610,10 +610,10 @@ func (e *Engine) allRequests() []attachRequest {
 }
 
 // removeRequest ends a fulfilled request.
-func (e *Engine) removeRequest(disk string) {
+func (e *Engine) removeRequest(volume string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.requests, disk)
+	delete(e.requests, volume)
 }
 
 // notifyWaiters wakes callers that wait for [Engine.Changed].
@@ -658,19 +658,19 @@ func (e *Engine) recordAttachFailure(volume string, disk rack.DiskID, problem st
 	}
 }
 
-// lockDisk locks a disk until release is called. It waits while another call has the lock.
-func (e *Engine) lockDisk(ctx context.Context, disk string) (release func(), err error) {
+// lockVolume locks a volume until release is called. It waits while another call has the lock.
+func (e *Engine) lockVolume(ctx context.Context, volume string) (release func(), err error) {
 	for {
 		e.mu.Lock()
-		taken := e.locked[disk]
+		taken := e.locked[volume]
 		if taken == nil {
 			mine := make(chan struct{})
-			e.locked[disk] = mine
+			e.locked[volume] = mine
 			e.mu.Unlock()
 			return func() {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				delete(e.locked, disk)
+				delete(e.locked, volume)
 				close(mine)
 			}, nil
 		}

@@ -35,8 +35,8 @@ const (
 
 // modelGrowth is the expansion of a run.
 type modelGrowth struct {
-	phase growthPhase
-	disk  string
+	phase  growthPhase
+	volume string
 	// snapshot says that the snapshot exists.
 	snapshot bool
 }
@@ -46,8 +46,8 @@ const (
 	intentPrefix  = "csi-expand-" // of core/expand
 )
 
-// successor is the disk that replaces a volume's first disk.
-func successor(disk string) string { return "4" + disk[1:] }
+// successor is the ID of the disk that replaces the first disk of a volume.
+func successor(volume string) string { return "4" + volume[1:] }
 
 // expansionOptions are the begin and the next step of an expansion.
 func (m *model) expansionOptions() {
@@ -57,7 +57,7 @@ func (m *model) expansionOptions() {
 		}
 		return
 	}
-	d := m.disk(m.growth.disk)
+	d := m.disk(m.growth.volume)
 	switch m.growth.phase {
 	case growthBegun:
 		m.add("looks before it grows", d.id, func() { m.lookBeforeGrowth(d) })
@@ -78,7 +78,7 @@ func (m *model) putRecord(name, text string) {
 }
 
 func (m *model) beginGrowth(d *modelDisk) {
-	m.growth = modelGrowth{phase: growthBegun, disk: d.id}
+	m.growth = modelGrowth{phase: growthBegun, volume: d.id}
 	m.putRecord(intentPrefix+d.id, fmt.Sprintf(
 		`{"v":1,"cluster":%q,"vol":%q,"disk":%q,"try":%q,"bytes":2}`, modelCluster, d.id, d.backing, growthAttempt))
 }
@@ -151,14 +151,14 @@ func (m *model) isReplaced(d *modelDisk) bool {
 // replaced, or may still be, by an expansion that found it detached.
 func (m *model) mayLoseWrites(d *modelDisk) bool {
 	_, decided := m.records[rack.ReplacementPrefix+d.id]
-	undecided := m.growth.phase == growthLooked && m.growth.disk == d.id && m.hasIntent(d) && !decided
+	undecided := m.growth.phase == growthLooked && m.growth.volume == d.id && m.hasIntent(d) && !decided
 	return d.instance != "" && (undecided || m.isReplaced(d))
 }
 
 // checkGrowth fails if a volume is published on a disk that is being replaced.
 func (m *model) checkGrowth(v *modelVolume, d *modelDisk) {
 	if v.published != "" && m.mayLoseWrites(d) {
-		m.fail("volume %s is published, and its disk is being replaced", v.disk)
+		m.fail("volume %s is published, and its disk is being replaced", v.id)
 	}
 }
 

@@ -189,7 +189,7 @@ func (m *model) describe() string {
 		fmt.Fprintf(
 			&text,
 			"= disk %s on %q, published on %q, %d of %q done\n",
-			v.disk,
+			v.id,
 			m.disks[n].instance,
 			v.published,
 			v.at,

@@ -59,12 +59,12 @@ func (m *model) checkVolume(v *modelVolume, d *modelDisk) {
 	deferredHere := isDeferred && d.instance != "" && strings.Contains(detach.Text, d.instance)
 	switch {
 	case v.published != "" && d.instance != v.published:
-		m.fail("volume %s is published on %s, and its disk is on %q", v.disk, v.published, d.instance)
+		m.fail("volume %s is published on %s, and its disk is on %q", v.id, v.published, d.instance)
 	// In mode hot the clean-up deletes the record.
 	case v.published != "" && deferredHere && m.mode != modeHot:
-		m.fail("volume %s is published on %s, and its detach from there is deferred", v.disk, v.published)
+		m.fail("volume %s is published on %s, and its detach from there is deferred", v.id, v.published)
 	case v.released && !v.busy && d.instance != "" && !deferredHere:
-		m.fail("volume %s is unpublished, and its disk is on %s with no record of it", v.disk, d.instance)
+		m.fail("volume %s is unpublished, and its disk is on %s with no record of it", v.id, d.instance)
 	}
 }
 
@@ -98,9 +98,9 @@ func (m *model) settled() bool {
 // detaches, which end in mode hot.
 func (m *model) recordsSettled() bool {
 	for name, r := range m.records {
-		disk, isDetach := strings.CutPrefix(name, detachName(""))
+		volume, isDetach := strings.CutPrefix(name, detachName(""))
 		switch {
-		case isDetach && (m.mode == modeHot || m.disk(disk).deleted):
+		case isDetach && (m.mode == modeHot || m.disk(volume).deleted):
 			return false
 		case isDetach, strings.HasPrefix(name, rack.ReplacementPrefix), strings.HasPrefix(name, intentPrefix):
 			// see growthSettled
@@ -197,7 +197,7 @@ func (m *model) hashWorld(h *maphash.Hash) {
 	for _, v := range m.volumes {
 		write(h, strconv.Itoa(v.at), v.published, boolText(v.released), boolText(v.busy))
 	}
-	write(h, string(m.growth.phase), m.growth.disk, boolText(m.growth.snapshot))
+	write(h, string(m.growth.phase), m.growth.volume, boolText(m.growth.snapshot))
 	for _, l := range m.lateCalls {
 		write(h, append(l.during, l.holder, l.name, l.text)...)
 	}

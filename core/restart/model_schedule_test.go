@@ -112,19 +112,19 @@ func (m *model) end() {
 func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
 	v.busy, v.released = true, false
 	m.noteWish(p, v, instance)
-	m.begin(p, "publish "+v.disk, false, func(ctx context.Context) {
+	m.begin(p, "publish "+v.id, false, func(ctx context.Context) {
 		disk, err := m.publishIn(ctx, p, v, instance)
 		v.busy = false
 		if errors.Is(err, ErrPlanned) {
-			m.checkGrowthAfterPublish(m.disk(v.disk))
+			m.checkGrowthAfterPublish(m.disk(v.id))
 		}
 		if err != nil {
 			return
 		}
 		if disk.InstanceID != instance {
-			m.fail("publish of %s on %s succeeded with the disk on %q", v.disk, instance, disk.InstanceID)
+			m.fail("publish of %s on %s succeeded with the disk on %q", v.id, instance, disk.InstanceID)
 		}
-		delete(p.wants, v.disk)
+		delete(p.wants, v.id)
 		v.published = instance
 		v.at++
 	})
@@ -133,10 +133,10 @@ func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
 // noteWish notes which instances this publish may take down: the volume's new one, and the one that still has the disk.
 func (m *model) noteWish(p *modelProcess, v *modelVolume, instance string) {
 	if len(m.processes) == 1 {
-		p.wants[v.disk] = instance // see checkWanted
+		p.wants[v.id] = instance // see checkWanted
 	}
 	m.instance(instance).asked = true
-	if on := m.disk(v.disk).instance; on != "" {
+	if on := m.disk(v.id).instance; on != "" {
 		m.instance(on).asked = true
 	}
 }
@@ -144,28 +144,28 @@ func (m *model) noteWish(p *modelProcess, v *modelVolume, instance string) {
 // publishIn is the controller's part of ControllerPublishVolume: in mode hot there is no engine.
 func (m *model) publishIn(ctx context.Context, p *modelProcess, v *modelVolume, instance string) (rack.Disk, error) {
 	if m.mode != modeHot {
-		return p.engine.Publish(ctx, v.disk, instance)
+		return p.engine.Publish(ctx, v.id, instance)
 	}
 	view := &modelView{m: m}
-	disk, err := view.Disk(ctx, v.disk)
+	disk, err := view.Disk(ctx, v.id)
 	if err == nil && disk.InstanceID != instance {
 		return view.Attach(ctx, disk.ID, instance)
 	}
 	if err == nil {
-		err = view.deleteRecordNamed(detachName(v.disk))
+		err = view.deleteRecordNamed(detachName(v.id))
 	}
 	return disk, err
 }
 
 func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 	v.busy, v.published = true, ""
-	delete(p.wants, v.disk)
-	m.begin(p, "unpublish "+v.disk, false, func(ctx context.Context) {
+	delete(p.wants, v.id)
+	m.begin(p, "unpublish "+v.id, false, func(ctx context.Context) {
 		var err error
 		if m.mode == modeHot {
-			_, err = (&modelView{m: m}).Detach(ctx, rack.DiskID(v.disk), instance)
+			_, err = (&modelView{m: m}).Detach(ctx, rack.DiskID(v.id), instance)
 		} else {
-			_, err = p.engine.Unpublish(ctx, v.disk, instance)
+			_, err = p.engine.Unpublish(ctx, v.id, instance)
 		}
 		v.busy = false
 		if err == nil {
@@ -178,8 +178,8 @@ func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 // deleteVolume is the controller's part of DeleteVolume.
 func (m *model) deleteVolume(p *modelProcess, v *modelVolume) {
 	v.busy = true
-	m.begin(p, "delete "+v.disk, false, func(ctx context.Context) {
-		if m.deleteDisk(ctx, p, v.disk) == nil {
+	m.begin(p, "delete "+v.id, false, func(ctx context.Context) {
+		if m.deleteDisk(ctx, p, v.id) == nil {
 			v.at++
 		}
 		v.busy = false
@@ -448,7 +448,7 @@ func (m *model) crash(p *modelProcess) {
 			a.stop()
 			m.activities = slices.DeleteFunc(m.activities, func(other *activity) bool { return other == a })
 			for _, v := range m.volumes {
-				if !a.tick && strings.HasSuffix(a.label, v.disk) {
+				if !a.tick && strings.HasSuffix(a.label, v.id) {
 					v.busy = false
 				}
 			}
@@ -471,17 +471,17 @@ func (m *model) volumeOptions(p *modelProcess, v *modelVolume) {
 	}
 	switch on := v.goal[v.at]; on {
 	case gone:
-		m.add("delete "+v.disk, p.name, func() { m.deleteVolume(p, v) })
+		m.add("delete "+v.id, p.name, func() { m.deleteVolume(p, v) })
 	case "":
 		from := m.previous(v)
-		m.add("unpublish "+v.disk+" from "+from, p.name, func() { m.unpublish(p, v, from) })
+		m.add("unpublish "+v.id+" from "+from, p.name, func() { m.unpublish(p, v, from) })
 	default:
 		if m.instance(on).drain != drainNone && !m.waiting(v) {
 			return // the orchestrator places no new work on a drained node
 		}
-		m.add("publish "+v.disk+" on "+on, p.name, func() { m.publish(p, v, on) })
+		m.add("publish "+v.id+" on "+on, p.name, func() { m.publish(p, v, on) })
 		if m.scenario.givesUpEarly {
-			m.add("give up "+v.disk+" on "+on, p.name, func() {
+			m.add("give up "+v.id+" on "+on, p.name, func() {
 				v.at++
 				m.unpublish(p, v, on)
 			})
@@ -498,7 +498,7 @@ func (m *model) asks(p *modelProcess, v *modelVolume) bool {
 // waiting reports whether the orchestrator has asked for the volume where it wants it.
 func (m *model) waiting(v *modelVolume) bool {
 	return slices.ContainsFunc(m.processes, func(p *modelProcess) bool {
-		request := p.engine.requests[v.disk]
+		request := p.engine.requests[v.id]
 		return request != nil && request.instance == v.goal[v.at]
 	})
 }

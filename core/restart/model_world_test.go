@@ -71,7 +71,7 @@ const gone = "deleted"
 
 // modelVolume is the orchestrator's view of a volume. The orchestrator publishes it on each instance of goal in turn.
 type modelVolume struct {
-	disk string
+	id   string
 	goal []string // instances; "" means unpublished; the last may be gone
 	at   int      // index into goal
 	// published is the instance of the last successful publish. It is cleared before an unpublish.
@@ -139,7 +139,7 @@ type model struct {
 var errTransient = fmt.Errorf("model: %w", rack.ErrUnavailable)
 
 func instanceID(i int) string { return fmt.Sprintf("10000000-0000-4000-8000-00000000000%d", i) }
-func diskID(i int) string     { return fmt.Sprintf("20000000-0000-4000-8000-00000000000%d", i) }
+func volumeID(i int) string   { return fmt.Sprintf("20000000-0000-4000-8000-00000000000%d", i) }
 
 func newModel(t testing.TB, s scenario) *model {
 	m := &model{
@@ -150,8 +150,8 @@ func newModel(t testing.TB, s scenario) *model {
 		m.instances = append(m.instances, &modelInstance{id: instanceID(i), run: rack.Running, guest: guestUp})
 	}
 	for i, goal := range s.goals {
-		m.disks = append(m.disks, &modelDisk{id: diskID(i), backing: diskID(i)})
-		v := &modelVolume{disk: diskID(i), goal: goal}
+		m.disks = append(m.disks, &modelDisk{id: volumeID(i), backing: volumeID(i)})
+		v := &modelVolume{id: volumeID(i), goal: goal}
 		if i < len(s.attached) {
 			m.disks[i].instance, v.published = s.attached[i], s.attached[i]
 		}

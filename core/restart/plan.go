@@ -25,8 +25,8 @@ type candidate struct {
 	instance string
 	// attachesDisk is true if a requested disk can be attached.
 	attachesDisk bool
-	// freesDisk is an unpublished disk of the instance that another instance waits for, or "".
-	freesDisk string
+	// frees is the volume whose unpublished disk is on the instance while another instance waits for it, or "".
+	frees string
 	// waitsForDisk is true if a requested disk is still on another instance.
 	waitsForDisk bool
 	// stopped is true if the instance is stopped already, by its owner. Nothing has to be requested from it.
@@ -61,7 +61,7 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 		case reason != "":
 			statuses.addWaiting(c.instance, reason, text)
 		// An instance that waits for a disk comes after the one that frees it, unless each waits for the other.
-		case c.waitsForDisk && c.freesDisk == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.freesDisk != "" && other.instance != c.instance }):
+		case c.waitsForDisk && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
 			statuses.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
 		case chosen != nil:
 			statuses.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
@@ -84,7 +84,7 @@ func order(c candidate) int {
 	switch {
 	case c.stopped:
 		return 0
-	case c.freesDisk != "":
+	case c.frees != "":
 		return 1
 	}
 	return 2
@@ -117,9 +117,9 @@ func (e *Engine) policyBlock() string {
 // createRecord creates the record of a restart and returns its ID, or "" if another process has taken the slot. The
 // restart starts after the next reading of the records.
 func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id string, err error) {
-	var disks []string
+	var volumes []string
 	for _, request := range e.requestsFor(c.instance) {
-		disks = append(disks, request.volume)
+		volumes = append(volumes, request.volume)
 	}
 	own, _ := e.ownInstance(c.instance)
 	h := &heldRestart{
@@ -129,14 +129,14 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Disks:    encodeDisks(disks),
+			Volumes:  encodeVolumes(volumes),
 			slot:     slot,
 			epoch:    1,
 		},
 		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(),
 	}
 	if own && !c.stopped {
-		h.record.handOver(c.freesDisk)
+		h.record.handOver(c.frees)
 	}
 	record, ok, err := e.createRestart(ctx, h.record)
 	if err != nil || !ok {
@@ -151,7 +151,7 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 		"restart_id",
 		record.ID,
 		"volume_ids",
-		strings.Join(disks, ","),
+		strings.Join(volumes, ","),
 		"slot",
 		slot,
 	)
@@ -173,11 +173,11 @@ func (e *Engine) candidates(
 		}
 		return &found[i]
 	}
-	ids := make([]string, 0, len(requests))
+	volumes := make([]string, 0, len(requests))
 	for _, request := range requests {
-		ids = append(ids, request.volume)
+		volumes = append(volumes, request.volume)
 	}
-	lookUp, err := e.diskLookup(ctx, ids)
+	lookUp, err := e.diskLookup(ctx, volumes)
 	if err != nil {
 		return nil, err
 	}
@@ -199,13 +199,13 @@ func (e *Engine) candidates(
 			e.setBlocked(request.volume, "")
 		case records.detachDeferred(request.volume, disk.InstanceID):
 			at(request.instance).waitsForDisk = true
-			at(disk.InstanceID).freesDisk = request.volume
+			at(disk.InstanceID).frees = request.volume
 			e.setHeldBy(request.volume, disk.InstanceID)
 		default:
 			e.setBlocked(request.volume, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.freesDisk == "" }), failed
+	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.frees == "" }), failed
 }
 
 // dueRequests returns the requests whose collection window is over: the window of an instance starts with its first
@@ -292,27 +292,28 @@ const (
 	concurrentLookups    = 32
 )
 
-// diskLookup returns a function that returns one of these disks. A disk that does not exist is [rack.ErrNotFound].
+// diskLookup returns a function that returns the disk of one of these volumes. A volume that does not exist is
+// [rack.ErrNotFound].
 func (e *Engine) diskLookup(
 	ctx context.Context,
-	ids []string,
-) (lookUp func(id string) (rack.Disk, error), err error) {
-	if len(ids) <= maxLookups {
-		return func(id string) (rack.Disk, error) { return e.rack.Disk(ctx, id) }, nil
+	volumes []string,
+) (lookUp func(volume string) (rack.Disk, error), err error) {
+	if len(volumes) <= maxLookups {
+		return func(volume string) (rack.Disk, error) { return e.rack.Disk(ctx, volume) }, nil
 	}
 	found := map[string]rack.Disk{}
-	for _, id := range ids {
-		found[id] = rack.Disk{}
+	for _, volume := range volumes {
+		found[volume] = rack.Disk{}
 	}
 	if err := e.readDisks(ctx, found); err != nil {
 		return nil, err
 	}
-	return func(id string) (rack.Disk, error) {
-		if disk := found[id]; disk.VolumeID != "" {
+	return func(volume string) (rack.Disk, error) {
+		if disk := found[volume]; disk.VolumeID != "" {
 			return disk, nil
 		}
 		// Only the look-up of this disk tells why it was not found: it may be deleted, or just being replaced.
-		return e.rack.Disk(ctx, id)
+		return e.rack.Disk(ctx, volume)
 	}, nil
 }
 
@@ -354,21 +355,21 @@ func (e *Engine) lookUpDisks(ctx context.Context, disks map[string]rack.Disk) er
 	var mu sync.Mutex
 	lookUps, ctx := errgroup.WithContext(ctx)
 	lookUps.SetLimit(concurrentLookups)
-	for _, id := range sortedKeys(disks) {
+	for _, volume := range sortedKeys(disks) {
 		lookUps.Go(func() (err error) {
 			defer func() {
 				if reason := recover(); reason != nil { // a panic outside of the tick would end the process
 					rpc.LogPanic(e.opts.Log, slog.String("task", "planned restarts"), reason)
-					err = fmt.Errorf("look up disk %s: panic", id)
+					err = fmt.Errorf("look up the disk of volume %s: panic", volume)
 				}
 			}()
-			disk, err := e.rack.Disk(ctx, id)
+			disk, err := e.rack.Disk(ctx, volume)
 			if err != nil && ctx.Err() == nil {
 				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			disks[id] = disk
+			disks[volume] = disk
 			return err
 		})
 	}

@@ -33,7 +33,7 @@ func TestStoppedInstanceIsEligibleDespiteRefusal(t *testing.T) {
 		t.Run(run, func(t *testing.T) {
 			e := New(oneInstance{run: run}, Options{CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler)})
 			e.refusals["i"] = refusal{since: time.Now(), reason: "no"}
-			eligible, err := e.eligible(t.Context(), []candidate{{instance: "i", freesDisk: "d"}}, restartStatuses{})
+			eligible, err := e.eligible(t.Context(), []candidate{{instance: "i", frees: "d"}}, restartStatuses{})
 			if err != nil || len(eligible) != want {
 				t.Errorf("eligible: %+v, %v, want %d", eligible, err, want)
 			}
@@ -141,7 +141,7 @@ func TestEndOfATickIsOneError(t *testing.T) {
 	cancel()
 	volumes := make([]string, maxLookups+1)
 	for i := range volumes {
-		volumes[i] = diskID(i)
+		volumes[i] = volumeID(i)
 	}
 	if _, err := e.diskLookup(ctx, volumes); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -152,7 +152,7 @@ func TestEndOfATickIsOneError(t *testing.T) {
 // it is asked for again; and each volume of a restart that was taken over needs one.
 func TestRoomCountsEachVolumeOnce(t *testing.T) {
 	e := New(&slowRack{}, Options{Log: slog.New(slog.DiscardHandler)})
-	grown := rack.Disk{VolumeID: diskID(0), ID: rack.DiskID(diskID(9))}
+	grown := rack.Disk{VolumeID: volumeID(0), ID: rack.DiskID(volumeID(9))}
 	boot := []rack.Disk{{VolumeID: "boot", ID: "boot"}}
 	for range 2 {
 		if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 1 {
@@ -160,8 +160,8 @@ func TestRoomCountsEachVolumeOnce(t *testing.T) {
 		}
 		e.addRequest(grown, "instance")
 	}
-	recorded := encodeDisks([]string{diskID(0), diskID(1), diskID(2)})
-	e.addHeld(restartRecord{ID: "restart", Instance: "instance", Disks: recorded}, restartRecord{})
+	recorded := encodeVolumes([]string{volumeID(0), volumeID(1), volumeID(2)})
+	e.addHeld(restartRecord{ID: "restart", Instance: "instance", Volumes: recorded}, restartRecord{})
 	if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 3 {
 		t.Errorf("the instance will have %d disks besides the grown one after a takeover; want 3", got)
 	}

@@ -21,15 +21,15 @@ var (
 	ErrFull = errors.New("the instance has no free disk slot")
 )
 
-// Publish attaches a disk to an instance. If that needs a restart, Publish keeps an attach request and returns an
-// [ErrPlanned] that says what the volume waits for. Other refusals by the rack are returned unchanged.
-func (e *Engine) Publish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
-	release, err := e.lockDisk(ctx, diskID)
+// Publish attaches the disk of a volume to an instance. If that needs a restart, Publish keeps an attach request and
+// returns an [ErrPlanned] that says what the volume waits for. Other refusals by the rack are returned unchanged.
+func (e *Engine) Publish(ctx context.Context, volumeID, instanceID string) (rack.Disk, error) {
+	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, err
 	}
 	defer release()
-	disk, err := e.rack.Disk(ctx, diskID)
+	disk, err := e.rack.Disk(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, err
 	}
@@ -236,18 +236,18 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 	return len(after)
 }
 
-// Unpublish ends the attach request for a disk and detaches it. If the instance runs, Unpublish records a deferred
-// detach instead, which the next restart carries out. It also defers the detach while the instance is being restarted:
-// an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the disk as the
-// rack shows it afterwards. On a rack with hot-plug its state may be detaching.
-func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack.Disk, error) {
-	release, err := e.lockDisk(ctx, diskID)
+// Unpublish ends the attach request for a volume and detaches its disk. If the instance runs, Unpublish records a
+// deferred detach instead, which the next restart carries out. It also defers the detach while the instance is being
+// restarted: an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the
+// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching.
+func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string) (rack.Disk, error) {
+	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, err
 	}
 	defer release()
-	e.CancelAttachRequest(diskID, instanceID)
-	disk, err := e.diskIfAny(ctx, diskID)
+	e.CancelAttachRequest(volumeID, instanceID)
+	disk, err := e.diskIfAny(ctx, volumeID)
 	if err != nil || disk.InstanceID != instanceID {
 		return disk, err
 	}
@@ -257,7 +257,7 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		detached, err := e.rack.Detach(ctx, disk.ID, instanceID)
-		old, deferred := records.deferred.Active(diskID)
+		old, deferred := records.deferred.Active(volumeID)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 			e.refusesHot.Store(true)
@@ -267,20 +267,20 @@ func (e *Engine) Unpublish(ctx context.Context, diskID, instanceID string) (rack
 			return detached, err
 		}
 	}
-	return disk, e.opts.Detacher.Defer(ctx, diskID, instanceID)
+	return disk, e.opts.Detacher.Defer(ctx, volumeID, instanceID)
 }
 
-// DeferDetach is [Engine.Unpublish] for a disk that may still be mounted on a running instance: it never detaches.
-func (e *Engine) DeferDetach(ctx context.Context, diskID, instanceID string) error {
-	release, err := e.lockDisk(ctx, diskID)
+// DeferDetach is [Engine.Unpublish] for a volume that may still be mounted on a running instance: it never detaches.
+func (e *Engine) DeferDetach(ctx context.Context, volumeID, instanceID string) error {
+	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	e.CancelAttachRequest(diskID, instanceID)
-	disk, err := e.diskIfAny(ctx, diskID)
+	e.CancelAttachRequest(volumeID, instanceID)
+	disk, err := e.diskIfAny(ctx, volumeID)
 	if err == nil && disk.InstanceID == instanceID {
-		err = e.opts.Detacher.Defer(ctx, diskID, instanceID)
+		err = e.opts.Detacher.Defer(ctx, volumeID, instanceID)
 	}
 	return err
 }
@@ -297,12 +297,12 @@ func (e *Engine) diskIfAny(ctx context.Context, volume string) (rack.Disk, error
 // RefusesHotplug reports whether the rack's last answer to an attach or detach on a running instance was a refusal.
 func (e *Engine) RefusesHotplug() bool { return e.refusesHot.Load() }
 
-// CancelAttachRequest ends the attach request for a disk on an instance, or on any instance if instanceID is "".
-func (e *Engine) CancelAttachRequest(diskID, instanceID string) {
+// CancelAttachRequest ends the attach request for a volume on an instance, or on any instance if instanceID is "".
+func (e *Engine) CancelAttachRequest(volumeID, instanceID string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if request := e.requests[diskID]; request != nil && (instanceID == "" || request.instance == instanceID) {
-		delete(e.requests, diskID)
+	if request := e.requests[volumeID]; request != nil && (instanceID == "" || request.instance == instanceID) {
+		delete(e.requests, volumeID)
 	}
 }
 

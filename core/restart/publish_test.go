@@ -28,13 +28,13 @@ func (r *refusing) Attach(context.Context, rack.DiskID, string) (rack.Disk, erro
 // it was requested, or if the request came with a restart that was taken over. The next disk of the volume is another
 // matter.
 func TestFailedDiskIsNotTriedAgain(t *testing.T) {
-	volume := diskID(0)
-	failing := rack.Disk{VolumeID: volume, ID: rack.DiskID(diskID(1)), State: rack.Detached}
+	volume := volumeID(0)
+	failing := rack.Disk{VolumeID: volume, ID: rack.DiskID(volumeID(1)), State: rack.Detached}
 	for name, request := range map[string]func(*Engine){
 		"requested with this disk": func(e *Engine) { e.addRequest(failing, "i") },
 		"grown since the request":  func(e *Engine) { e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(volume)}, "i") },
 		"came with a restart": func(e *Engine) {
-			e.addHeld(restartRecord{ID: "1", Instance: "i", Disks: encodeDisks([]string{volume})}, restartRecord{})
+			e.addHeld(restartRecord{ID: "1", Instance: "i", Volumes: encodeVolumes([]string{volume})}, restartRecord{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestFailedDiskIsNotTriedAgain(t *testing.T) {
 			if open := e.openRequests(); len(open) > 0 {
 				t.Errorf("the instance is restarted again for the same disk: %+v", open)
 			}
-			e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(diskID(2))}, "i")
+			e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(volumeID(2))}, "i")
 			if open := e.openRequests(); len(open) != 1 {
 				t.Errorf("%d requests for the next disk, want one", len(open))
 			}
@@ -65,10 +65,10 @@ func (replacing) Disk(context.Context, string) (rack.Disk, error) {
 // A volume without a disk is attached nowhere, so it is unpublished.
 func TestUnpublishOfAVolumeWithoutADisk(t *testing.T) {
 	e := New(replacing{}, Options{Log: slog.New(slog.DiscardHandler)})
-	if disk, err := e.Unpublish(t.Context(), diskID(0), "i"); err != nil || disk.InstanceID != "" {
+	if disk, err := e.Unpublish(t.Context(), volumeID(0), "i"); err != nil || disk.InstanceID != "" {
 		t.Errorf("Unpublish: %+v, %v", disk, err)
 	}
-	if err := e.DeferDetach(t.Context(), diskID(0), "i"); err != nil {
+	if err := e.DeferDetach(t.Context(), volumeID(0), "i"); err != nil {
 		t.Errorf("DeferDetach: %v", err)
 	}
 }

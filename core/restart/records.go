@@ -45,10 +45,10 @@ type restartRecord struct {
 	// Stuck says that the node plugin of the running instance cannot be reached, that its guest does not halt, or that
 	// the rack does not end the change of its run state. See [recordSet.count].
 	Stuck bool `json:"stuck,omitempty"`
-	// Disks are the disks to attach, for a process that takes over: 16 bytes each, in base64.
-	Disks []string `json:"disks,omitempty"`
-	// Frees is an unpublished disk of the instance that another instance waits for, in base64. It is set only with
-	// Handover, because the process that takes over may have no request for that disk.
+	// Volumes are the IDs of the volumes whose disks to attach, for a process that takes over: 16 bytes each, in base64.
+	Volumes []string `json:"disks,omitempty"`
+	// Frees is the ID of a volume in base64, whose unpublished disk is on the instance while another instance waits for
+	// it. It is set only with Handover, because the process that takes over may have no request for that volume.
 	Frees string `json:"frees,omitempty"`
 
 	slot, epoch  int
@@ -72,19 +72,19 @@ type recordSet struct {
 	deferred detach.Set
 }
 
-// handOver marks the record for a takeover. frees is a disk to free, or "". It takes the space of two disks in the
-// record.
+// handOver marks the record for a takeover. frees is the volume whose disk to free, or "". It takes the space of two
+// volumes in the record.
 func (r *restartRecord) handOver(frees string) {
 	r.Handover = true
-	if short := encodeDisks([]string{frees}); len(short) > 0 {
-		r.Frees, r.Disks = short[0], r.Disks[:min(len(r.Disks), maxRecordedDisks-2)]
+	if short := encodeVolumes([]string{frees}); len(short) > 0 {
+		r.Frees, r.Volumes = short[0], r.Volumes[:min(len(r.Volumes), maxRecordedVolumes-2)]
 	}
 }
 
 // stillFrees reports whether the disk for which a restart was handed over still has to be freed.
 func (b recordSet) stillFrees(r restartRecord) bool {
-	disks := decodeDisks([]string{r.Frees})
-	return len(disks) > 0 && b.detachDeferred(disks[0], r.Instance)
+	volumes := decodeVolumes([]string{r.Frees})
+	return len(volumes) > 0 && b.detachDeferred(volumes[0], r.Instance)
 }
 
 // freeSlot returns the first slot without a restart. It returns false if maxDown restarts count.
@@ -121,16 +121,16 @@ func (b recordSet) restartOf(instance, except string) (restartRecord, bool) {
 	return restartRecord{}, false
 }
 
-// detachDeferred reports whether the disk's detach from that instance is deferred.
-func (b recordSet) detachDeferred(disk, instance string) bool {
-	_, ok := b.deferred.Of(disk, instance)
+// detachDeferred reports whether the detach of the volume's disk from that instance is deferred.
+func (b recordSet) detachDeferred(volume, instance string) bool {
+	_, ok := b.deferred.Of(volume, instance)
 	return ok
 }
 
-// frees reports whether the next restart of the instance detaches the disk. A restart for other volumes does not carry
-// out an untimed deferred detach, because the volume may be in use.
-func (b recordSet) frees(disk, instance string) bool {
-	d, ok := b.deferred.Of(disk, instance)
+// frees reports whether the next restart of the instance detaches the volume's disk. A restart for other volumes does
+// not carry out an untimed deferred detach, because the volume may be in use.
+func (b recordSet) frees(volume, instance string) bool {
+	d, ok := b.deferred.Of(volume, instance)
 	return ok && !d.Untimed
 }
 
@@ -214,29 +214,30 @@ func (e *Engine) deleteRecord(ctx context.Context, recordID string) error {
 	return err
 }
 
-// encodeDisks encodes disk IDs for a record, at most maxRecordedDisks.
-func encodeDisks(disks []string) []string {
+// encodeVolumes encodes volume IDs for a record, at most maxRecordedVolumes.
+func encodeVolumes(volumes []string) []string {
 	var short []string
-	for _, disk := range disks {
-		if id, err := uuid.Parse(disk); err == nil && len(short) < maxRecordedDisks {
+	for _, volume := range volumes {
+		if id, err := uuid.Parse(volume); err == nil && len(short) < maxRecordedVolumes {
 			short = append(short, base64.RawURLEncoding.EncodeToString(id[:]))
 		}
 	}
 	return short
 }
 
-// maxRecordedDisks is how many disks fit into a record. An instance has at most 12 disks, one of them its boot disk.
-const maxRecordedDisks = 11
+// maxRecordedVolumes is how many volumes fit into a record. An instance has at most 12 disks, one of them its boot
+// disk.
+const maxRecordedVolumes = 11
 
-// decodeDisks is the inverse of encodeDisks.
-func decodeDisks(short []string) []string {
-	var disks []string
+// decodeVolumes is the inverse of encodeVolumes.
+func decodeVolumes(short []string) []string {
+	var volumes []string
 	for _, text := range short {
 		if raw, err := base64.RawURLEncoding.DecodeString(text); err == nil && len(raw) == len(uuid.UUID{}) {
-			disks = append(disks, uuid.UUID(raw).String())
+			volumes = append(volumes, uuid.UUID(raw).String())
 		}
 	}
-	return disks
+	return volumes
 }
 
 // RecordedInstance returns the instance whose restart this record holds for the cluster, or "".

@@ -22,7 +22,7 @@ const (
 
 // Records are read by later versions of the plugin, and by other versions that run at the same time.
 func TestRecordsArePermanent(t *testing.T) {
-	const disk, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
+	const volume, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
 	planned := restartRecord{
 		Version:   1,
 		Cluster:   "prod",
@@ -31,17 +31,17 @@ func TestRecordsArePermanent(t *testing.T) {
 		Holder:    "fedcba9876543210",
 		Heartbeat: 7,
 		MayStop:   true,
-		Disks:     encodeDisks([]string{disk}),
+		Volumes:   encodeVolumes([]string{volume}),
 	}
 	for got, want := range map[string]string{
-		restartName("prod", 2, 3):     "csi-restart-jmwawjur3yrpdbh3-2-3",
-		rack.RecordText(planned):      `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
-		decodeDisks(planned.Disks)[0]: disk,
+		restartName("prod", 2, 3):         "csi-restart-jmwawjur3yrpdbh3-2-3",
+		rack.RecordText(planned):          `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
+		decodeVolumes(planned.Volumes)[0]: volume,
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
-		if want != disk {
+		if want != volume {
 			pages.Shows(t, "../../docs/reference/formats.md", want)
 		}
 	}
@@ -62,9 +62,9 @@ func TestRecordsArePermanent(t *testing.T) {
 // The longest possible records fit.
 func TestRecordsFit(t *testing.T) {
 	cluster := strings.Repeat("c", 63)
-	var disks []string
-	for range 2 * maxRecordedDisks {
-		disks = append(disks, uuid.NewString())
+	var volumes []string
+	for range 2 * maxRecordedVolumes {
+		volumes = append(volumes, uuid.NewString())
 	}
 	planned := restartRecord{
 		Version:   1,
@@ -74,7 +74,7 @@ func TestRecordsFit(t *testing.T) {
 		Holder:    newID(),
 		Heartbeat: 999_999,
 		MayStop:   true,
-		Disks:     encodeDisks(disks),
+		Volumes:   encodeVolumes(volumes),
 	}
 	handedOver := planned
 	handedOver.handOver("")
@@ -89,4 +89,4 @@ func TestRecordsFit(t *testing.T) {
 }
 
 // detachName is the name of the record of a deferred detach (core/detach).
-func detachName(disk string) string { return "csi-detach-" + disk }
+func detachName(volume string) string { return "csi-detach-" + volume }

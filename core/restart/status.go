@@ -58,8 +58,8 @@ type restartStatus struct {
 	restart string
 	// since is when the reason last changed.
 	since time.Time
-	// disks are the disks to attach, for the log.
-	disks string
+	// volumes are the volumes whose disks to attach, for the log.
+	volumes string
 	// lastFailure says why the previous attempt at this restart was given up.
 	lastFailure string
 }
@@ -150,25 +150,25 @@ func (e *Engine) addWaitingForDisks(statuses restartStatuses) {
 // setStatuses stores the statuses and logs the changes. If complete is false, the statuses of other instances stay.
 func (e *Engine) setStatuses(statuses restartStatuses, complete bool) {
 	now := e.clock.Now()
-	disks := map[string][]string{}
+	volumes := map[string][]string{}
 	for _, request := range e.allRequests() {
-		disks[request.instance] = append(disks[request.instance], request.volume)
+		volumes[request.instance] = append(volumes[request.instance], request.volume)
 	}
 	for _, instance := range sortedKeys(statuses) {
 		status := statuses[instance]
 		old := e.status(instance)
-		status.since, status.disks, status.lastFailure = now, strings.Join(disks[instance], ","), old.lastFailure
+		status.since, status.volumes, status.lastFailure = now, strings.Join(volumes[instance], ","), old.lastFailure
 		if old.reason == status.reason {
 			status.since = old.since
 		}
 		if status.reason != ReasonUnderWay &&
-			(old.reason != status.reason || status.disks != "" && old.disks != status.disks) {
+			(old.reason != status.reason || status.volumes != "" && old.volumes != status.volumes) {
 			e.opts.Log.Info(
 				"restart needed",
 				"node_id",
 				instance,
 				"volume_ids",
-				status.disks,
+				status.volumes,
 				"reason",
 				string(status.reason),
 				"message",
@@ -206,19 +206,19 @@ func (e *Engine) recordFailure(instance, why string) {
 }
 
 // setBlocked sets or clears the problem of one attach request. It does nothing after a failed attach.
-func (e *Engine) setBlocked(disk, problem string) {
+func (e *Engine) setBlocked(volume, problem string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if request := e.requests[disk]; request != nil && !request.attachFailed {
+	if request := e.requests[volume]; request != nil && !request.attachFailed {
 		request.problem, request.heldBy = problem, ""
 	}
 }
 
 // setHeldBy notes that another instance still has the unpublished disk and must be restarted first.
-func (e *Engine) setHeldBy(disk, holder string) {
+func (e *Engine) setHeldBy(volume, holder string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	request := e.requests[disk]
+	request := e.requests[volume]
 	if request == nil {
 		return
 	}
@@ -274,25 +274,26 @@ type Restart struct {
 	Since time.Time `json:"since,omitzero"`
 	// ID is set if the restart is under way.
 	ID string `json:"restartID,omitempty"`
-	// Attach are the disks to attach, Detach the unpublished disks to detach.
+	// Attach are the volumes whose disks are to be attached. Detach are the IDs of the unpublished volumes whose disks are
+	// to be detached.
 	Attach []PendingAttach `json:"attach,omitempty"`
 	Detach []string        `json:"detach,omitempty"`
 }
 
-// Concerns reports whether the restart attaches or detaches the disk.
-func (r Restart) Concerns(diskID string) bool {
-	return slices.Contains(r.Detach, diskID) ||
-		slices.ContainsFunc(r.Attach, func(w PendingAttach) bool { return w.DiskID == diskID })
+// Concerns reports whether the restart attaches or detaches the disk of the volume.
+func (r Restart) Concerns(volumeID string) bool {
+	return slices.Contains(r.Detach, volumeID) ||
+		slices.ContainsFunc(r.Attach, func(w PendingAttach) bool { return w.VolumeID == volumeID })
 }
 
-// PendingAttach is a disk that a restart will attach.
+// PendingAttach is a volume whose disk a restart will attach.
 type PendingAttach struct {
-	DiskID string `json:"volumeID"`
+	VolumeID string `json:"volumeID"`
 	// Since is the time of the first request, LastRequested of the last. Both are zero if another controller got the
 	// request.
 	Since         time.Time `json:"since,omitzero"`
 	LastRequested time.Time `json:"repeated,omitzero"`
-	// Problem says what blocks this disk alone.
+	// Problem says what blocks this volume alone.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -332,23 +333,25 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 				one.Message = string(stagePlanned) // created since the last tick
 			}
 		}
-		for _, disk := range decodeDisks(r.Disks) {
-			if r.Holder != e.holder && !e.requests[disk].isFor(r.Instance) {
-				one.Attach = append(one.Attach, PendingAttach{DiskID: disk})
+		for _, volume := range decodeVolumes(r.Volumes) {
+			if r.Holder != e.holder && !e.requests[volume].isFor(r.Instance) {
+				one.Attach = append(one.Attach, PendingAttach{VolumeID: volume})
 			}
 		}
 	}
-	for _, disk := range sortedKeys(e.requests) {
-		request := e.requests[disk]
+	for _, volume := range sortedKeys(e.requests) {
+		request := e.requests[volume]
 		at(request.instance).Attach = append(
 			at(request.instance).Attach,
-			PendingAttach{DiskID: disk, Since: request.requestedAt, LastRequested: request.repeatedAt, Problem: request.problem},
+			PendingAttach{
+				VolumeID: volume, Since: request.requestedAt, LastRequested: request.repeatedAt, Problem: request.problem,
+			},
 		)
 	}
 	deferred := records.deferred.Instances()
-	for _, disk := range sortedKeys(deferred) {
-		if instance := deferred[disk]; !e.requests[disk].isFor(instance) {
-			at(instance).Detach = append(at(instance).Detach, disk)
+	for _, volume := range sortedKeys(deferred) {
+		if instance := deferred[volume]; !e.requests[volume].isFor(instance) {
+			at(instance).Detach = append(at(instance).Detach, volume)
 		}
 	}
 	restarts := []Restart{}

@@ -240,7 +240,7 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	}
 	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			h.record.handOver(found[i].freesDisk)
+			h.record.handOver(found[i].frees)
 		}
 		h.record.Handover, h.since = true, e.clock.Now()
 		_, err := e.renewRecord(ctx, h)
@@ -581,7 +581,7 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 
 // finishDetach carries out a deferred detach, unless the disk was requested again.
 func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string) error {
-	release, err := e.lockDisk(ctx, disk.VolumeID)
+	release, err := e.lockVolume(ctx, disk.VolumeID)
 	if err != nil {
 		return err
 	}
@@ -608,14 +608,14 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 // tried is the disk that the volume has, or "" if that is not known.
 func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (tried rack.DiskID, err error) {
 	if e.opts.LockInstance != nil {
-		// Before the disk's lock, as in an RPC.
+		// Before the volume's lock, as in an RPC.
 		unlock, err := e.opts.LockInstance(ctx, instance)
 		if err != nil {
 			return "", err
 		}
 		defer unlock()
 	}
-	release, err := e.lockDisk(ctx, volume)
+	release, err := e.lockVolume(ctx, volume)
 	if err != nil {
 		return "", err
 	}
@@ -732,19 +732,19 @@ func (e *Engine) explainFull(ctx context.Context, instance string, full error) e
 		rack.ErrRefused, e.opts.MaxDisks)
 }
 
-// requestedElsewhere reports whether the disk is requested on another instance.
-func (e *Engine) requestedElsewhere(disk, instance string) bool {
+// requestedElsewhere reports whether the volume is requested on another instance.
+func (e *Engine) requestedElsewhere(volume, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	request := e.requests[disk]
+	request := e.requests[volume]
 	return request != nil && request.instance != instance
 }
 
-// requested reports whether the disk is requested on this instance.
-func (e *Engine) requested(disk, instance string) bool {
+// requested reports whether the volume is requested on this instance.
+func (e *Engine) requested(volume, instance string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	request := e.requests[disk]
+	request := e.requests[volume]
 	return request != nil && request.instance == instance
 }
 

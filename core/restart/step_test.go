@@ -385,7 +385,7 @@ func TestVolumeThatCameBackNeedsNoSecondSlot(t *testing.T) {
 		for _, id := range []string{"back", "gone"} {
 			r.disks = append(r.disks, rack.Disk{VolumeID: id, ID: rack.DiskID(id), State: rack.Attached, InstanceID: "i"})
 		}
-		deferred := detach.Deferred{Version: 1, Cluster: "prod", Disk: "gone", Instance: "i"}
+		deferred := detach.Deferred{Version: 1, Cluster: "prod", VolumeID: "gone", Instance: "i"}
 		r.records = []rack.Record{{ID: "r", Name: detachName("gone"), Text: rack.RecordText(deferred)}}
 		e := New(r, Options{Cluster: "prod", MaxDisks: maxDisks, Log: slog.New(slog.DiscardHandler)})
 		e.addRequest(r.disks[0], "i")

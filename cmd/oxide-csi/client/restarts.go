@@ -80,7 +80,7 @@ func (v *Volume) setRestarts(restarts []restart.Restart) {
 	for _, r := range restarts {
 		state := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
 		for _, request := range r.Attach {
-			if request.DiskID == v.ID {
+			if request.VolumeID == v.ID {
 				v.WaitsFor = &PendingAttach{
 					Restart:        state,
 					RequestedSince: request.Since,

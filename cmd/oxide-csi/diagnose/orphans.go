@@ -303,8 +303,8 @@ func recordOrphans(c contents, cluster string) (orphans []Orphan) {
 		}
 	}
 	for _, record := range c.records {
-		disk := cmp.Or(controller.AdoptedBy(record, cluster), detach.RecordedDisk(record, cluster))
-		if disk != "" && !exists[disk] {
+		volumeID := cmp.Or(controller.AdoptedBy(record, cluster), detach.RecordedVolume(record, cluster))
+		if volumeID != "" && !exists[volumeID] {
 			orphans = append(orphans, Orphan{
 				Kind: KindRecord, ID: record.ID, Rack: c.rack.Name(), RackName: record.Name, Created: record.Created,
 			})
