@@ -109,7 +109,7 @@ func pinnedJobs(digests map[string]string) (files, error) {
 	return jobs, nil
 }
 
-// render writes the manifests as kubectl apply -f takes them, without and with snapshots.
+// render writes the manifests as kubectl apply -f takes them: without and with snapshots, and those of buckets.
 func (r release) render(manifests files) error {
 	folder := filepath.Join(r.build, "k8s")
 	for name, content := range manifests {
@@ -122,7 +122,7 @@ func (r release) render(manifests files) error {
 		}
 	}
 	for file, kustomization := range map[string]string{
-		"kubernetes": "base", "kubernetes-snapshots": ".",
+		"kubernetes": "base", "kubernetes-snapshots": ".", "kubernetes-buckets": "buckets",
 	} {
 		text, err := exec.Command(r.kustomize, "build", filepath.Join(folder, kustomization)).Output()
 		if err != nil {
