@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 var update = flag.Bool("update", false, "write the demo's output to testdata instead of comparing it")
@@ -118,14 +119,20 @@ func TestDemo(t *testing.T) {
 }
 
 // TestDemoTutorial compares the output that docs/tutorials/demo.md shows with testdata, with which TestDemo compares
-// the program's.
+// the program's. With the files of a release it also runs the commands of the page, and compares what they print.
 func TestDemoTutorial(t *testing.T) {
-	shown := strings.Join(pages.Of(t, "../../docs/tutorials/demo.md"), "")
+	blocks := pages.Of(t, "../../docs/tutorials/demo.md")
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
-	if diff := cmp.Diff(string(want), mask(shown)); diff != "" {
+	if diff := cmp.Diff(string(want), mask(blocks[1])); diff != "" {
 		t.Errorf("the demo in docs/tutorials/demo.md differs from testdata/demo.txt: -want +got\n%s", diff)
 	}
+	if simtest.ReleaseFiles() == "" {
+		return
+	}
+	needRoot(t)
+	dir := t.TempDir()
+	compareGolden(t, "demo.txt", runBlock(t, dir, fromRelease(t, dir, blocks[0])))
 }
 
 func TestDemoWithoutThePlugin(t *testing.T) {

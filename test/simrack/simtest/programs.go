@@ -29,9 +29,12 @@ func RaceDetector() bool {
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// ReleaseFiles is the folder of a release's programs and images, which tests then use instead of building their own, or
-// empty: test/release/inplace.sh.
+// ReleaseFiles is the folder of a release's files, with its programs and images, or empty. Tests then use these instead
+// of building their own: test/release/inplace.sh.
 func ReleaseFiles() string { return os.Getenv("OXIDE_RELEASE_FILES") }
+
+// ReleaseVersion is the version of the [ReleaseFiles]. In pages VERSION stands for it.
+func ReleaseVersion() string { return os.Getenv("OXIDE_RELEASE_VERSION") }
 
 // Build builds both programs into a directory, if race is set with the race detector. It needs the source tree of this
 // package. If there are [ReleaseFiles], it copies those programs.
