@@ -84,14 +84,17 @@ test-release: ## check the release in dist/, and install from its files alone wh
 	test/programs/build.sh helm
 	OXIDE_RELEASE=$(CURDIR)/dist OXIDE_CSI_PROGRAMS=$(PROGRAMS) go test -tags=release -count=1 -v ./deploy/release ./test/release
 
+# Runs tests with the files of the release in dist/ in the place of the repository's own.
+WITH_RELEASE := OXIDE_RELEASE=$(CURDIR)/dist go run ./test/all -exec=$(CURDIR)/test/release/inplace.sh -count=1
+
 .PHONY: e2e-release
-e2e-release: release ## follow the three tutorials with the files of a release alone: units, job files, chart, images; as root
+e2e-release: release ## follow all tutorials with the files of a release alone, on systemd, Nomad and Kubernetes; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES) $(NOMAD_PACKAGES) systemd dbus
-	test/programs/build.sh cluster sidecars helm nomad docker
-	for tests in systemd nomad k8s; do \
-		OXIDE_RELEASE=$(CURDIR)/dist go run ./test/all -exec=$(CURDIR)/test/release/inplace.sh -tags=$$tests -count=1 \
-			-run='^TestTutorial$$' ./test/$$tests || exit 1; \
-	done
+	test/programs/build.sh cluster sidecars helm nomad docker versitygw
+	$(WITH_RELEASE) -run='Tutorial$$' ./cmd/oxide-sim
+	$(WITH_RELEASE) -tags=systemd -run='^TestTutorial$$' ./test/systemd
+	$(WITH_RELEASE) -tags=nomad -run='^TestTutorial$$' ./test/nomad
+	$(WITH_RELEASE) -tags=k8s,buckets,release -run='^(TestTutorial|TestBuckets|TestRelease)$$' ./test/k8s
 
 .PHONY: print-image-tools
 print-image-tools:

@@ -8,18 +8,12 @@ package k8s_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -27,6 +21,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +31,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
 func init() { alsoPrepare = prepareBuckets }
@@ -43,6 +40,7 @@ func init() { alsoPrepare = prepareBuckets }
 const (
 	bucketsOverlay = "overlay-buckets"
 	clientImage    = "example.com/client:test"
+	curlImage      = "docker.io/curlimages/curl:8.12.1" // as on the page; a stand-in with Debian's curl
 	// bucketDefinitions is the newest release with COSI's definitions that the module proxy has with a checksum. They are
 	// the same in v0.2.2, but for the default of deletionPolicy: classes set it.
 	bucketDefinitions = "sigs.k8s.io/container-object-storage-interface-api@v0.1.0"
@@ -64,15 +62,22 @@ func prepareBuckets(dir, built string) error {
 	if err != nil {
 		return err
 	}
+	shell := filepath.Join(dir, "sh")
+	if _, err := command("cp", "/bin/busybox", shell); err != nil {
+		return err
+	}
 	ingredients := map[string][]string{
 		"oxide-cosi":            {"-program=" + filepath.Join(dir, "oxide-cosi")},
 		"objectstorage-sidecar": {"-program=" + filepath.Join(dir, "standin")},
 		"versitygw":             {"-program=" + filepath.Join(built, "versitygw"), "mkdir"},
 		"client":                {"-program=" + filepath.Join(dir, "client")},
+		"curl":                  {"-program=" + shell, "curl", "sed"},
 	}
-	images := []string{clientImage}
+	images := []string{clientImage, curlImage}
 	for _, match := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(rendered, -1) {
-		images = append(images, match[1])
+		if !released(match[1]) {
+			images = append(images, match[1])
+		}
 	}
 	for _, image := range images {
 		name, _, _ := strings.Cut(path.Base(image), ":")
@@ -103,19 +108,28 @@ func prepareBuckets(dir, built string) error {
 	return os.WriteFile(filepath.Join(dir, "cosi.yaml"), []byte(definitions), 0o600)
 }
 
-// TestBuckets takes a bucket through its life: a claim, an access, a workload that writes and reads, a gateway that
-// moves to another node with its volume, a bucket of before, a store that grows, a revocation, and the end.
+// TestBuckets takes a bucket through its life: a claim, an access, workloads that write and read, a gateway that moves
+// to another node with its volume, a bucket of before, a store that grows, a revocation, and the end. It follows
+// docs/tutorials/first-bucket.md, with an overlay for what the cluster lacks.
 func TestBuckets(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: namespaces, mounts, loop devices")
 	}
+	blocks := pages.Of(t, "../../docs/tutorials/first-bucket.md")
+	if len(blocks) != 5 {
+		t.Fatalf("the page has %d blocks", len(blocks))
+	}
 	c := newCluster(t)
 	c.install(t, "overlay")
+	c.clone(t)
 	c.kubectl(t, "apply", "-f", filepath.Join(c.made, "cosi.yaml"))
 	c.kubectl(t, "wait", "--for=condition=Established", "crd/bucketaccesses.objectstorage.k8s.io", "--timeout=60s")
+	c.asReader(t, blocks[0])
 	authority, rootKey := c.gatewaySecrets(t)
 	c.forward(t)
-	c.kubectl(t, "apply", "-k", bucketsOverlay)
+	overlay, err := filepath.Abs(bucketsOverlay)
+	must(t, err)
+	c.asReader(t, pages.Fill(t, blocks[1], "deploy/k8s/buckets", overlay))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(c.try("-n", namespace, "describe", "pods", "-l", "app in (oxide-cosi,oxide-buckets-main)"))
@@ -137,14 +151,16 @@ func TestBuckets(t *testing.T) {
 		c.kubectl(t, "-n", namespace, "rollout", "status", workload, "--timeout="+waitLimit.String())
 	}
 
-	c.kubectl(t, "apply", "-f", manifests+"/buckets/example.yaml")
-	c.kubectl(
-		t,
-		"wait",
-		"--for=jsonpath={.status.accessGranted}=true",
-		"bucketaccess/backups",
-		"--timeout="+waitLimit.String(),
-	)
+	if shown := c.asReader(t, blocks[2]); !strings.Contains(shown, gatewayHost) {
+		t.Errorf("the keys name no endpoint: %s", shown)
+	}
+	// The cluster has no DNS, and the stand-in for curl's image has its shell in the root folder.
+	const spec = "spec:\n  restartPolicy: Never\n"
+	aliases := fmt.Sprintf("  hostAliases: [{ip: %s, hostnames: [%s]}]\n", gatewayAddress, gatewayHost)
+	shown := c.asReader(t, pages.Fill(t, blocks[3], spec, spec+aliases, "command: [sh,", "command: [/sh,"))
+	if !strings.HasSuffix(shown, "\nhello, bucket") {
+		t.Errorf("the first object is not shown: %q", shown)
+	}
 	c.apply(t, workload(authority))
 	c.running(t, "client")
 	use := func(args ...string) (string, error) {
@@ -183,14 +199,15 @@ func TestBuckets(t *testing.T) {
 	}
 
 	must("delete", "folder/object")
-	c.gone(t, "bucketaccess", "backups")
+	remove := slices.Collect(strings.Lines(blocks[4]))
+	c.asReader(t, remove[0]+remove[1])
 	if out, err := use("get", "folder/object"); err == nil || !strings.Contains(err.Error(), "InvalidAccessKeyId") {
 		t.Errorf("revoked keys: %s, %v, want a refusal", out, err)
 	}
 	if secret := c.get(t, ".metadata.name", "secret", "backups-keys"); secret != "" {
 		t.Error("the Secret with the keys is left")
 	}
-	c.gone(t, "bucketclaim", "backups")
+	c.asReader(t, remove[2])
 	eventually(t, "the Bucket is gone", func() bool {
 		return c.get(t, ".items[*].metadata.name", "buckets.objectstorage.k8s.io") == ""
 	})
@@ -301,29 +318,15 @@ func gatewayClient(t *testing.T, authority, access, secret string) *s3.Client {
 	})
 }
 
-// gatewaySecrets creates the Secrets that the manifests need. It returns the certificate, and the secret key of the
-// user root.
+// gatewaySecrets returns the gateway's certificate, and the secret key of the user root.
 func (c *cluster) gatewaySecrets(t *testing.T) (certificate, rootKey string) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: gatewayHost}, DNSNames: []string{gatewayHost},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	t.Helper()
+	read := func(secret, key string) string {
+		text, err := base64.StdEncoding.DecodeString(c.get(t, ".data."+key, "-n", namespace, "secret", secret))
+		must(t, err)
+		return string(text)
 	}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	must(t, err)
-	certificate = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}))
-	c.write(t, "tls.crt", certificate)
-	c.write(t, "tls.key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
-	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-buckets-main-tls",
-		"--from-file="+c.path("tls.crt"), "--from-file="+c.path("tls.key"), "--from-file=ca.crt="+c.path("tls.crt"))
-	rootKey = rand.Text()
-	c.kubectl(t, "-n", namespace, "create", "secret", "generic", "oxide-buckets-main-keys",
-		"--from-literal=access-key=root", "--from-literal=secret-key="+rootKey)
-	return certificate, rootKey
+	return read("oxide-buckets-main-tls", `ca\.crt`), read("oxide-buckets-main-keys", "secret-key")
 }
 
 // forward does what kube-proxy does for the gateway's Service: it connects its address with the pod.

@@ -24,5 +24,6 @@
 //   - stories_test.go, load_test.go: twenty ways to break a volume, and many volumes, by hand: make e2e-stories
 //   - restart_test.go: the cases on a rack without hot-plug, which boots its nodes itself
 //   - buckets_test.go: buckets, with stand-ins for COSI's controller and sidecar and for kube-proxy: make e2e-buckets
+//   - release_test.go: the rendered manifests and both kinds of images of a release: make e2e-release
 //   - bus_test.go: the D-Bus services that power off such a node
 package k8s

@@ -57,14 +57,12 @@ func prepare(dir string) error {
 	if err != nil {
 		return err
 	}
-	var releasedImages []string // the manifests of a release name images by digest
 	images := map[string][]string{
 		pauseImage:   {"-program=" + filepath.Join(built, "pause")},
 		busyboxImage: {"-program=/bin/busybox"},
 	}
 	for _, match := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(rendered, -1) {
-		if name, _, released := strings.Cut(path.Base(match[1]), "@"); released {
-			releasedImages = append(releasedImages, name)
+		if released(match[1]) {
 			continue
 		}
 		if images[match[1]], err = ingredients(dir, built, match[1]); err != nil {
@@ -74,9 +72,12 @@ func prepare(dir string) error {
 	if err := os.Mkdir(filepath.Join(dir, "images"), 0o755); err != nil {
 		return err
 	}
-	for _, name := range releasedImages {
-		from := filepath.Join(simtest.ReleaseFiles(), "images", name+".oci.tar")
-		if _, err := command("cp", from, filepath.Join(dir, "images")); err != nil {
+	if files := simtest.ReleaseFiles(); files != "" {
+		layouts, err := filepath.Glob(filepath.Join(files, "images/*.oci.tar"))
+		if err != nil {
+			return err
+		}
+		if _, err := command("cp", append(layouts, filepath.Join(dir, "images"))...); err != nil {
 			return err
 		}
 	}
@@ -96,6 +97,9 @@ func prepare(dir string) error {
 	}
 	return definitions(filepath.Join(dir, "definitions"))
 }
+
+// released reports whether an image is one of a release, whose manifests name images by digest.
+func released(image string) bool { return strings.Contains(image, "@") }
 
 // alsoPrepare, if set, makes the images of other tests.
 var alsoPrepare func(dir, built string) error

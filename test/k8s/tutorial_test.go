@@ -80,8 +80,8 @@ func (c *cluster) clone(t *testing.T) {
 	must(t, os.Chmod(c.path("bin/helm"), 0o755))
 }
 
-// asReader runs a block of a page as its reader would.
-func (c *cluster) asReader(t *testing.T, block string) {
+// asReader runs a block of a page as its reader would, and returns what it prints.
+func (c *cluster) asReader(t *testing.T, block string) string {
 	t.Helper()
 	cmd := exec.Command("bash", "-eu", "-o", "pipefail", "-c", block)
 	cmd.Dir = c.path("clone")
@@ -89,9 +89,11 @@ func (c *cluster) asReader(t *testing.T, block string) {
 		"KUBECONFIG=" + c.path("admin.kubeconfig"), "HOME=" + c.dir,
 		"PATH=" + c.path("bin") + ":" + c.programs + ":" + os.Getenv("PATH"),
 	}
-	if shown, err := cmd.CombinedOutput(); err != nil {
+	shown, err := cmd.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v\n%s%s", err, block, shown)
 	}
+	return string(shown)
 }
 
 // started counts how often the plugin started an instance.
