@@ -13,6 +13,13 @@ import (
 // countedLives is the number of volumes whose API calls are counted.
 const countedLives = 5
 
+// countedStep is a step in the life of a volume whose API calls are counted.
+type countedStep struct {
+	name string
+	bar  bar
+	do   func(name string) error
+}
+
 // countCalls counts the API calls of each RPC in the life of a volume, its snapshot and its copies. It also counts the
 // RPCs that find a deleted object: the plugin verifies a 404 with one more call, and asks for the record of a volume
 // that has grown with another.
@@ -23,11 +30,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
 	var id, snapshot, restored, cloned string
-	steps := []struct {
-		name string
-		bar  bar
-		do   func(name string) error
-	}{
+	steps := []countedStep{
 		{"CreateVolume", atMost(2), func(name string) (err error) { id, err = r.createVolume(ctx, name); return err }},
 		{"ControllerPublishVolume", atMost(4), func(string) error { _, err := r.publish(ctx, id); return err }},
 		{"ControllerUnpublishVolume", atMost(2), func(string) error { return r.unpublish(ctx, id) }},
@@ -59,8 +62,21 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		{"DeleteVolume/gone", atMost(3), func(string) error { return r.deleteVolume(ctx, id) }},
 		{"DeleteSnapshot/gone", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 	}
+	counts, err := r.callsOfLives(ctx, steps)
+	if err != nil {
+		return nil, err
+	}
+	var rows []row
+	for i, step := range steps {
+		rows = append(rows, worst("calls/"+step.name, "calls", strictly(step.bar), counts[i]))
+	}
+	return rows, r.checkEmpty(ctx)
+}
+
+// callsOfLives is the number of API calls of each step, in each of the counted lives. The first life is not counted:
+// during it the plugin makes the call that checks its rack at start.
+func (r *rig) callsOfLives(ctx context.Context, steps []countedStep) ([][]float64, error) {
 	counts := make([][]float64, len(steps))
-	// The first life is not counted: during it the plugin makes the call that checks its rack at start.
 	for life := range countedLives + 1 {
 		for i, step := range steps {
 			count, err := r.callsOf(ctx, func() error { return step.do(fmt.Sprintf("counted-%d", life)) })
@@ -72,11 +88,7 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 			}
 		}
 	}
-	var rows []row
-	for i, step := range steps {
-		rows = append(rows, worst("calls/"+step.name, "calls", strictly(step.bar), counts[i]))
-	}
-	return rows, r.checkEmpty(ctx)
+	return counts, nil
 }
 
 // checkEmpty checks that the rack has no disks and snapshots left.

@@ -31,19 +31,13 @@ const stepTimeout = 2 * time.Minute
 // restarts node-a once for both volumes, and the owner of the instances stops them before a volume leaves.
 func (d *demo) story() []step {
 	a, b := d.nodes[0], d.nodes[1]
-	says := func(today, hotplug string) string {
-		if d.hotplug {
-			return hotplug
-		}
-		return today
-	}
 	steps := []step{
 		{"Make two volumes.", []action{
 			d.types("oxide-csi volume create orders --size=1GiB"),
 			d.types("oxide-csi volume create photos --size=1GiB"),
 			d.lists("orders 1 GiB free, photos 1 GiB free"),
 		}},
-		{says("Attach both to node-a. It runs, so the plugin restarts it, once for both.",
+		{d.says("Attach both to node-a. It runs, so the plugin restarts it, once for both.",
 			"Attach both to node-a, while it runs."), []action{
 			d.typesAtOnce("oxide-csi volume attach orders --node=node-a", "oxide-csi volume attach photos --node=node-a"),
 			d.restarted(a),
@@ -58,7 +52,7 @@ func (d *demo) story() []step {
 			d.types("oxide-csi snapshot create monday --volume=orders"),
 			d.lists("orders 1 GiB on node-a, photos 1 GiB on node-a, snapshot monday"),
 		}},
-		{says("Shut node-a down, and detach both. A running instance keeps its disks.",
+		{d.says("Shut node-a down, and detach both. A running instance keeps its disks.",
 			"Detach both, while node-a runs."), []action{
 			d.typesOn(a, "oxide-csi volume unmount orders data"),
 			d.shutsDown(a),
@@ -70,7 +64,7 @@ func (d *demo) story() []step {
 			d.types("oxide-csi volume expand orders --size=2GiB"),
 			d.lists("orders 2 GiB free, photos 1 GiB free, snapshot monday"),
 		}},
-		{says("Move orders to node-b. It is stopped, so attach first, and then start it.",
+		{d.says("Move orders to node-b. It is stopped, so attach first, and then start it.",
 			"Move orders to node-b, while it runs."), []action{
 			d.types("oxide-csi volume attach orders --node=node-b"),
 			d.lists("orders 2 GiB on node-b, photos 1 GiB free, snapshot monday"),
@@ -79,7 +73,7 @@ func (d *demo) story() []step {
 			d.measures(b, 2),
 			d.reads(b),
 		}},
-		{says("Shut node-b down, and delete everything.", "Delete everything."), []action{
+		{d.says("Shut node-b down, and delete everything.", "Delete everything."), []action{
 			d.typesOn(b, "oxide-csi volume unmount orders data"),
 			d.shutsDown(b),
 			d.types("oxide-csi volume detach orders --node=node-b --unmounted"),
@@ -93,6 +87,14 @@ func (d *demo) story() []step {
 		steps[i].acts = slices.DeleteFunc(steps[i].acts, func(a action) bool { return a == nil })
 	}
 	return slices.DeleteFunc(steps, func(s step) bool { return len(s.acts) == 0 })
+}
+
+// says returns the sentence for a rack as racks are today, or for one with hot-plug.
+func (d *demo) says(today, hotplug string) string {
+	if d.hotplug {
+		return hotplug
+	}
+	return today
 }
 
 // tell tells the story. The error names the step.

@@ -75,17 +75,23 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	if deferred, err = c.allDeferredDetaches(ctx); err != nil {
 		return nil, err
 	}
+	hideDeferred(entries, deferred)
+	if err := errors.Join(c.sendRestarts(ctx, ""), details.send(ctx)); err != nil {
+		return nil, err
+	}
+	c.count(counts, listed[:len(entries)], next)
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
+}
+
+// hideDeferred shows as unpublished the volumes whose detach was deferred after their disks were listed. deferred are
+// the instances by volume ID.
+func hideDeferred(entries []*csi.ListVolumesResponse_Entry, deferred map[string]string) {
 	for _, entry := range entries {
 		nodes := entry.GetStatus().GetPublishedNodeIds()
 		if len(nodes) > 0 && deferred[entry.GetVolume().GetVolumeId()] == nodes[0] {
 			entry.Status.PublishedNodeIds = nil
 		}
 	}
-	if err := errors.Join(c.sendRestarts(ctx, ""), details.send(ctx)); err != nil {
-		return nil, err
-	}
-	c.count(counts, listed[:len(entries)], next)
-	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
 // count adds the disks of a page to those of the pages before it. The last page, which has no next token, completes the

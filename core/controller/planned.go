@@ -122,15 +122,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 				c.maxDisks,
 			)
 		case !errors.Is(err, restart.ErrPlanned):
-			if _, err := c.resolveAttach(ctx, disk, instanceID, err); err != nil {
-				return rack.Disk{}, err
-			}
-			// The disk is attached to this instance after all. Only the engine knows whether its detach is deferred: on
-			// the rack such a disk looks the same.
-			if attached, err = c.engine.Publish(ctx, disk.VolumeID, instanceID); err != nil {
-				return rack.Disk{}, err
-			}
-			return c.awaitAttached(ctx, attached, instanceID)
+			return c.publishAttached(ctx, disk, instanceID, err)
 		}
 		if err := c.checkSameProject(ctx, disk, instanceID); err != nil {
 			return rack.Disk{}, err
@@ -150,6 +142,25 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
 	}
+}
+
+// publishAttached publishes a disk that is attached to the instance although the rack refused the attach. If the disk
+// is not attached there, it returns the error to answer. Only the engine knows whether the disk's detach is deferred: on
+// the rack such a disk looks the same.
+func (c rackController) publishAttached(
+	ctx context.Context,
+	disk rack.Disk,
+	instanceID string,
+	refusal error,
+) (rack.Disk, error) {
+	if _, err := c.resolveAttach(ctx, disk, instanceID, refusal); err != nil {
+		return rack.Disk{}, err
+	}
+	attached, err := c.engine.Publish(ctx, disk.VolumeID, instanceID)
+	if err != nil {
+		return rack.Disk{}, err
+	}
+	return c.awaitAttached(ctx, attached, instanceID)
 }
 
 // waitForRestart waits until something has changed, but not longer than maxWait. It reports whether this controller

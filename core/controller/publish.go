@@ -362,36 +362,42 @@ func (c rackController) resolveAttach(
 	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) {
 		return rack.Disk{}, refusal
 	}
+	return rack.Disk{}, c.explainRefusal(ctx, disk, instanceID, refusal)
+}
+
+// explainRefusal looks at the instance for the reason why the rack does not attach a detached disk to it, and returns
+// the error to answer.
+func (c rackController) explainRefusal(ctx context.Context, disk rack.Disk, instanceID string, refusal error) error {
 	instance, err := c.instance(ctx, instanceID)
 	if err != nil {
-		return rack.Disk{}, err
+		return err
 	}
 	switch {
 	case instance.ProjectID != disk.ProjectID:
-		return rack.Disk{}, projectMismatchError(c.rack, instance, disk)
+		return projectMismatchError(c.rack, instance, disk)
 	case errors.Is(refusal, rack.ErrFull):
 		c.logRefusal(opAttach, disk.VolumeID, instanceID, refusal)
 		disks, err := c.rack.InstanceDisks(ctx, instanceID)
 		if err != nil {
-			return rack.Disk{}, err
+			return err
 		}
-		return rack.Disk{}, c.instanceFullError(ctx, instanceID, disks, true)
+		return c.instanceFullError(ctx, instanceID, disks, true)
 	case errors.Is(refusal, rack.ErrNotStopped):
-		return rack.Disk{}, c.refusals.put(
+		return c.refusals.put(
 			opAttach,
 			disk.VolumeID,
 			instanceID,
 			c.notStoppedError(opAttach, disk, instance, refusal),
 		)
 	case instance.RunState == rack.Failed:
-		return rack.Disk{}, rpc.FailedPrecondition(
+		return rpc.FailedPrecondition(
 			"instance %q (%s) has failed, and the rack attaches no disk to a failed instance: start or stop the instance: %w",
 			instance.Name,
 			instance.ID,
 			refusal,
 		)
 	}
-	return rack.Disk{}, refusal
+	return refusal
 }
 
 func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack.Disk) error {

@@ -71,6 +71,17 @@ func (status restartStatus) message() string {
 	return status.text
 }
 
+// restartOf returns the restart of the instance that has this status, without the disks.
+func (status restartStatus) restartOf(instance string) *Restart {
+	return &Restart{
+		InstanceID: instance,
+		Reason:     status.reason,
+		Message:    status.message(),
+		Since:      status.since,
+		ID:         status.restart,
+	}
+}
+
 // restartStatuses are the statuses by instance.
 type restartStatuses map[string]restartStatus
 
@@ -309,14 +320,7 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 	all := map[string]*Restart{}
 	at := func(instance string) *Restart {
 		if all[instance] == nil {
-			status := e.statuses[instance]
-			all[instance] = &Restart{
-				InstanceID: instance,
-				Reason:     status.reason,
-				Message:    status.message(),
-				Since:      status.since,
-				ID:         status.restart,
-			}
+			all[instance] = e.statuses[instance].restartOf(instance)
 		}
 		return all[instance]
 	}

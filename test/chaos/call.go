@@ -165,6 +165,18 @@ func (w *worker) orphansDoneAt(t *object) time.Time {
 	return t.orphansDone
 }
 
+// noteRequest notes that a sidecar begins a request about the object, and returns the time.
+func (t *object) noteRequest(sidecar string) (begun time.Time) {
+	begun = time.Now()
+	if t.begun.IsZero() {
+		t.begun = begun
+	}
+	if !slices.Contains(t.sidecars, sidecar) {
+		t.sidecars = append(t.sidecars, sidecar)
+	}
+	return begun
+}
+
 // answer is the answer to one of two equal requests.
 type answer[Response any] struct {
 	resp Response
@@ -186,13 +198,7 @@ func try[Request, Response proto.Message](
 	if w.random.IntN(20) == 0 {
 		copies = 2
 	}
-	begun := time.Now()
-	if t.begun.IsZero() {
-		t.begun = begun
-	}
-	if sidecar := sidecarOf(name); !slices.Contains(t.sidecars, sidecar) {
-		t.sidecars = append(t.sidecars, sidecar)
-	}
+	begun := t.noteRequest(sidecarOf(name))
 	answers := make(chan answer[Response], copies)
 	wrong := false
 	for number := range copies {

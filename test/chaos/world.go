@@ -252,10 +252,6 @@ func (w *world) faultsToInject() []simtest.Fault {
 		ErrorCode: "InsufficientCapacity",
 		Message:   "Insufficient capacity: Not enough storage",
 	}
-	on := func(fault simtest.Fault, operation string) simtest.Fault {
-		fault.Operation = operation
-		return fault
-	}
 	list := []simtest.Fault{
 		kind(
 			0.6,
@@ -282,15 +278,21 @@ func (w *world) faultsToInject() []simtest.Fault {
 		kind(0.01, simtest.Fault{Kind: simtest.FaultSilent}),
 		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: 60}),
 		kind(0.5, simtest.Fault{Kind: simtest.FaultDelay, DelayMillis: int(longDelay / time.Millisecond)}),
-		kind(0.5, on(conflict, "instance_disk_attach")),
-		kind(0.5, on(conflict, "instance_disk_detach")),
-		kind(0.5, on(full, "disk_create")),
+		kind(0.5, faultOn(conflict, "instance_disk_attach")),
+		kind(0.5, faultOn(conflict, "instance_disk_detach")),
+		kind(0.5, faultOn(full, "disk_create")),
 	}
 	if w.advertised[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 		conflict.Message = "volume repair lock"
-		list = append(list, kind(0.5, on(conflict, "snapshot_create")), kind(0.5, on(full, "snapshot_create")))
+		list = append(list, kind(0.5, faultOn(conflict, "snapshot_create")), kind(0.5, faultOn(full, "snapshot_create")))
 	}
 	return list
+}
+
+// faultOn limits a fault to one of the rack's operations.
+func faultOn(fault simtest.Fault, operation string) simtest.Fault {
+	fault.Operation = operation
+	return fault
 }
 
 func (w *world) injectFaults(ctx context.Context) error { return w.injectFaultsInto(ctx, w.sim) }
