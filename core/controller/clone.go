@@ -31,17 +31,7 @@ func (c *Service) clone(
 	if err != nil {
 		return c.existingWithoutSource(ctx, want, candidates, err)
 	}
-	if err := rc.checkSourceLocation(
-		ctx,
-		"volume",
-		source.Name,
-		source.VolumeID,
-		source.ProjectID,
-		candidates,
-	); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if err := rc.checkDiskOwner(ctx, source); err != nil {
+	if err := rc.checkSource(ctx, source, candidates); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
@@ -59,6 +49,16 @@ func (c *Service) clone(
 	want.description.Clone = true
 	disk, err := rc.copyDisk(ctx, want, source, size)
 	return rc, disk, err
+}
+
+// checkSource rejects a disk as the source of a volume or snapshot: on a rack that is not among the candidates, in
+// another project, or of another cluster.
+func (c rackController) checkSource(ctx context.Context, source rack.Disk, candidates []*rack.Client) error {
+	err := c.checkSourceLocation(ctx, "volume", source.Name, source.VolumeID, source.ProjectID, candidates)
+	if err != nil {
+		return err
+	}
+	return c.checkDiskOwner(ctx, source)
 }
 
 // waitForSource waits until a source disk is in a stable state, and rejects a disk that the rack cannot make snapshots

@@ -44,17 +44,7 @@ func (c *Service) CreateSnapshot(
 	if err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
-	if err := rc.checkSourceLocation(
-		ctx,
-		"volume",
-		source.Name,
-		source.VolumeID,
-		source.ProjectID,
-		candidates,
-	); err != nil {
-		return nil, retryableCreate(ctx, err)
-	}
-	if err := rc.checkDiskOwner(ctx, source); err != nil {
+	if err := rc.checkSource(ctx, source, candidates); err != nil {
 		return nil, retryableCreate(ctx, err)
 	}
 	snapshot, err := rc.takeSnapshot(ctx, req.GetName(), source)
