@@ -33,8 +33,8 @@ import (
 
 const deploy = "../../deploy/systemd"
 
-// patience is how long a test waits for a command or an event. CI runs virtual machines beside these tests.
-const patience = 3 * time.Minute
+// waitLimit is how long a test waits for a command or an event. CI runs virtual machines beside these tests.
+const waitLimit = 3 * time.Minute
 
 // Upper bounds of the exposure levels of systemd-analyze security, in tenths. docs/how-to/harden.md names them.
 var exposure = map[string]int{"oxide-csi-controller": 12, "oxide-csi-node": 51, "oxide-volume@data": 28}
@@ -222,7 +222,7 @@ func (m *machine) in(path string) string { return fmt.Sprintf("/proc/%d/root%s",
 
 // try runs a command on the machine.
 func (m *machine) try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	cmd := exec.CommandContext(
 		ctx,
@@ -634,7 +634,7 @@ func (m *machine) stop() {
 
 func (m *machine) eventually(what string, ask func() bool) {
 	m.t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(waitLimit)
 	for !ask() {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("not in time: %s", what)
