@@ -39,7 +39,8 @@ type adoption struct {
 func parseAdoption(record rack.Record) (adoption, bool) {
 	a := adoption{recordID: record.ID}
 	volumeID, named := strings.CutPrefix(record.Name, adoptionPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &a) != nil || a.Version < 1 || a.Cluster == "" || a.VolumeID != volumeID {
+	if !named || json.Unmarshal([]byte(record.Text), &a) != nil ||
+		a.Version < 1 || a.Cluster == "" || a.VolumeID != volumeID {
 		return adoption{}, false
 	}
 	return a, true

@@ -145,8 +145,8 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 }
 
 // publishAttached publishes a disk that is attached to the instance although the rack refused the attach. If the disk
-// is not attached there, it returns the error to answer. Only the engine knows whether the disk's detach is deferred: on
-// the rack such a disk looks the same.
+// is not attached there, it returns the error to answer. Only the engine knows whether the disk's detach is deferred:
+// on the rack such a disk looks the same.
 func (c rackController) publishAttached(
 	ctx context.Context,
 	disk rack.Disk,

@@ -250,7 +250,11 @@ func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
 func (d *Detacher) lockOver(ctx context.Context, volumeID string) (release func(), err error) {
 	release, ok := d.over.Acquire(ctx, volumeID, detachTime)
 	if !ok {
-		return nil, fmt.Errorf("the record of volume %s is being changed: %w", volumeID, cmp.Or(ctx.Err(), rack.ErrUnavailable))
+		return nil, fmt.Errorf(
+			"the record of volume %s is being changed: %w",
+			volumeID,
+			cmp.Or(ctx.Err(), rack.ErrUnavailable),
+		)
 	}
 	return release, nil
 }

@@ -83,12 +83,14 @@ func Parse(records []rack.Record, cluster string) Set {
 		switch {
 		case strings.HasPrefix(record.Name, deferredPrefix):
 			d := Deferred{recordID: record.ID, text: record.Text}
-			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster && record.Name == deferredPrefix+d.VolumeID {
+			if json.Unmarshal([]byte(record.Text), &d) == nil && d.Cluster == cluster &&
+				record.Name == deferredPrefix+d.VolumeID {
 				set.records[d.VolumeID] = d
 			}
 		case strings.HasPrefix(record.Name, detachingPrefix):
 			c := detaching{recordID: record.ID}
-			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster && record.Name == detachingPrefix+c.VolumeID {
+			if json.Unmarshal([]byte(record.Text), &c) == nil && c.Cluster == cluster &&
+				record.Name == detachingPrefix+c.VolumeID {
 				set.detaching[c.VolumeID] = c
 			}
 		}

@@ -194,7 +194,12 @@ func (r *Repairs) Wait(ctx context.Context, volumeID uuid.UUID) error {
 // do runs work in a goroutine that outlives ctx, and waits for its result. If a repair of the disk failed after its
 // caller had left, do returns that failure instead, once. A repair that succeeded has changed the superblock, which
 // tells the next caller.
-func (r *Repairs) do(ctx context.Context, dev device.Device, volumeID uuid.UUID, work func(context.Context) error) error {
+func (r *Repairs) do(
+	ctx context.Context,
+	dev device.Device,
+	volumeID uuid.UUID,
+	work func(context.Context) error,
+) error {
 	current, err := r.startOrJoin(ctx, dev, volumeID, work)
 	if err != nil {
 		return err

@@ -47,7 +47,11 @@ func newDisk(t *testing.T, sizeBytes int64) (device.Device, *devicetest.Disk) {
 // runMkfs does the same as Format up to the end of mkfs. The marker stays.
 func runMkfs(t *testing.T, dev device.Device, want NewFilesystem) {
 	t.Helper()
-	blank, err := device.ProveBlank(t.Context(), dev, device.BlankOptions{VolumeID: want.VolumeID, Origin: device.OriginBlank})
+	blank, err := device.ProveBlank(
+		t.Context(),
+		dev,
+		device.BlankOptions{VolumeID: want.VolumeID, Origin: device.OriginBlank},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

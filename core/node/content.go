@@ -220,7 +220,11 @@ func (n *Service) format(
 		"scan",
 		time.Since(start),
 	)
-	took, err := n.formatter.Format(ctx, blank, mount.NewFilesystem{VolumeID: volume.id, Type: fsType, MkfsOptions: options})
+	took, err := n.formatter.Format(
+		ctx,
+		blank,
+		mount.NewFilesystem{VolumeID: volume.id, Type: fsType, MkfsOptions: options},
+	)
 	if err != nil {
 		return "", err
 	}

@@ -307,7 +307,10 @@ var scenarios = []scenario{
 		selves:    []string{n0, n1},
 		attached:  []string{n0},
 		goals:     [][]string{{"", n1}},
-		prelude:   []string{"unpublish " + volumeID(0) + " from " + n0 + " p0", "publish " + volumeID(0) + " on " + n1 + " p0"},
+		prelude: []string{
+			"unpublish " + volumeID(0) + " from " + n0 + " p0",
+			"publish " + volumeID(0) + " on " + n1 + " p0",
+		},
 	},
 	{
 		name:      "three volumes change places",

@@ -222,7 +222,9 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 			r.records = append(r.records, rack.Record{
 				ID:   disk.VolumeID,
 				Name: detachName(disk.VolumeID),
-				Text: rack.RecordText(detach.Deferred{Version: 1, Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID}),
+				Text: rack.RecordText(
+					detach.Deferred{Version: 1, Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID},
+				),
 			})
 			if i > 0 {
 				r.disks = append(r.disks, disk)
@@ -250,7 +252,12 @@ func TestSweepWithFailingLookUp(t *testing.T) {
 				e := New(r, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 				e.longList = true
 				for i := range maxLookups + 1 {
-					disk := rack.Disk{VolumeID: volumeID(i), ID: rack.DiskID(volumeID(i)), State: rack.Attached, InstanceID: "instance"}
+					disk := rack.Disk{
+						VolumeID:   volumeID(i),
+						ID:         rack.DiskID(volumeID(i)),
+						State:      rack.Attached,
+						InstanceID: "instance",
+					}
 					r.records = append(r.records, rack.Record{
 						ID:   disk.VolumeID,
 						Name: detachName(disk.VolumeID),
