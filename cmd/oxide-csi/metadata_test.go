@@ -5,6 +5,7 @@
 package main_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,11 +66,7 @@ func TestMetadataCommandReportsAllProblems(t *testing.T) {
 		t,
 		runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"),
 	)
-	var flags []string
-	for flag := range found {
-		flags = append(flags, flag)
-	}
-	slices.Sort(flags)
+	flags := slices.Sorted(maps.Keys(found))
 	if diff := cmp.Diff([]string{"--file-mode", "--format", "--metadata", "--sys-root", "--timeout"}, flags); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -74,9 +75,7 @@ func readPassphrase(name string, stdin io.Reader) (string, error) {
 	case len(content) > maxPassphraseBytes:
 		return "", fmt.Errorf("the file has more than %d bytes", maxPassphraseBytes)
 	}
-	if n := len(content); n > 0 && content[n-1] == '\n' {
-		content = content[:n-1]
-	}
+	content = bytes.TrimSuffix(content, []byte("\n"))
 	if len(content) == 0 {
 		return "", errors.New("the file is empty")
 	}

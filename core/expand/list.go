@@ -82,7 +82,7 @@ func (l *lister) readRecords(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	set := Parse(records)
+	set := parseRecords(records)
 	for disk, d := range set.decisions {
 		place := string(disk)
 		if d.Cluster == l.cluster && set.underWay(d) && place > l.from.LastID && !l.isDeleted(d.Volume) {

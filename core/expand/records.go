@@ -42,15 +42,15 @@ func parseIntent(record rack.Record) (intent, bool) {
 	return i, true
 }
 
-// Set are the intents and decisions in a list of a rack's records.
-type Set struct {
+// recordSet are the intents and decisions in a list of a rack's records.
+type recordSet struct {
 	intents   map[string]intent                // by volume
 	decisions map[rack.DiskID]rack.Replacement // by replaced disk
 }
 
-// Parse reads a list of records. It leaves out other records and unreadable ones.
-func Parse(records []rack.Record) Set {
-	set := Set{intents: map[string]intent{}, decisions: map[rack.DiskID]rack.Replacement{}}
+// parseRecords reads a list of records. It leaves out other records and unreadable ones.
+func parseRecords(records []rack.Record) recordSet {
+	set := recordSet{intents: map[string]intent{}, decisions: map[rack.DiskID]rack.Replacement{}}
 	for _, record := range records {
 		if i, ok := parseIntent(record); ok {
 			set.intents[i.Volume] = i
@@ -62,7 +62,7 @@ func Parse(records []rack.Record) Set {
 }
 
 // volumes returns the volumes that the records are about, sorted.
-func (s Set) volumes() []string {
+func (s recordSet) volumes() []string {
 	volumes := slices.Collect(maps.Keys(s.intents))
 	for _, d := range s.decisions {
 		volumes = append(volumes, d.Volume)
@@ -73,7 +73,7 @@ func (s Set) volumes() []string {
 
 // unfinished returns the volumes of a cluster with an expansion that is not finished. hasSnapshot says which attempts
 // have a snapshot. The decision about the first disk of a volume stays when its expansion is finished.
-func (s Set) unfinished(cluster string, hasSnapshot map[string]bool) map[string]bool {
+func (s recordSet) unfinished(cluster string, hasSnapshot map[string]bool) map[string]bool {
 	unfinished := map[string]bool{}
 	for volume, i := range s.intents {
 		if i.Cluster == cluster {
@@ -89,12 +89,12 @@ func (s Set) unfinished(cluster string, hasSnapshot map[string]bool) map[string]
 }
 
 // underWay reports whether a committed expansion is not finished. Its intent is deleted after its new disk was made.
-func (s Set) underWay(d rack.Replacement) bool {
+func (s recordSet) underWay(d rack.Replacement) bool {
 	return d.Committed && s.intents[d.Volume].Attempt == d.Attempt
 }
 
 // names reports whether a record names the snapshot of an attempt.
-func (s Set) names(attempt string) bool {
+func (s recordSet) names(attempt string) bool {
 	for _, i := range s.intents {
 		if i.Attempt == attempt {
 			return true

@@ -56,7 +56,7 @@ func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Dis
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	set := Parse(records)
+	set := parseRecords(records)
 	for _, d := range set.decisions {
 		if d.DiskName != diskName || !set.underWay(d) || e.isDeleted(d.Volume) {
 			continue
@@ -77,7 +77,7 @@ func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Dis
 // [ErrUnderWay]. After any other error the disk may still be attached: [rack.ErrNotStopped] says that the rack does not
 // detach it while its instance runs.
 func (e *Expander) Yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
-	set := Parse(records)
+	set := parseRecords(records)
 	if d, decided := set.decisions[disk.ID]; decided {
 		late, err := e.isLate(ctx, d)
 		if err == nil && late {
@@ -156,12 +156,12 @@ func (e *Expander) Deleted(ctx context.Context, volumeID string, grown bool) err
 	if err != nil {
 		return err
 	}
-	return e.forget(ctx, volumeID, Parse(records))
+	return e.forget(ctx, volumeID, parseRecords(records))
 }
 
 // forget deletes all records and snapshots of a deleted volume. The record that leads from the volume ID to the disk
 // goes last, so that a repeated DeleteVolume finds the rest.
-func (e *Expander) forget(ctx context.Context, volumeID string, set Set) error {
+func (e *Expander) forget(ctx context.Context, volumeID string, set recordSet) error {
 	decisions := slices.DeleteFunc(slices.Collect(maps.Values(set.decisions)), func(d rack.Replacement) bool {
 		return d.Volume != volumeID
 	})
@@ -239,7 +239,7 @@ func (e *Expander) deleteHalf(ctx context.Context, diskID rack.DiskID) error {
 
 // deleteHalves deletes such disks of all volumes of this cluster that have grown. adoptions are the clusters that have
 // adopted a volume, by volume. A decision names the cluster that made it, which may not own the volume any more.
-func (e *Expander) deleteHalves(ctx context.Context, set Set, adoptions map[string]string) (failed error) {
+func (e *Expander) deleteHalves(ctx context.Context, set recordSet, adoptions map[string]string) (failed error) {
 	committed := func(d rack.Replacement) bool { return d.Committed }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(set.decisions)), committed) {
 		return nil
@@ -280,7 +280,7 @@ func (e *Expander) Settle(
 	if err != nil {
 		return true, err
 	}
-	set := Parse(records)
+	set := parseRecords(records)
 	var failed error
 	hasSnapshot := map[string]bool{}
 	for _, snapshot := range snapshots {
@@ -309,7 +309,7 @@ func (e *Expander) Settle(
 }
 
 // settle finishes what the records say of a volume, or takes it back.
-func (e *Expander) settle(ctx context.Context, volume string, set Set) (failed error) {
+func (e *Expander) settle(ctx context.Context, volume string, set recordSet) (failed error) {
 	i, begun := set.intents[volume]
 	if begun && set.decisions[i.Disk].Attempt != i.Attempt {
 		if err := e.takeBack(ctx, i); !errors.Is(err, ErrTakenBack) && !errors.Is(err, ErrUnderWay) {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -582,12 +583,7 @@ func (e *Engine) expireRequest(volume string, since time.Time) {
 
 // sortedKeys makes the engine independent of the order in a map.
 func sortedKeys[T any](m map[string]T) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(maps.Keys(m))
 }
 
 // requestsFor returns copies of the attach requests for an instance, the oldest first.

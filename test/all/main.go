@@ -14,11 +14,12 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
-	"sort"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -200,16 +201,11 @@ func (r *result) print(key string) {
 // printUnfinished prints the output of the tests that had neither passed nor failed when their package's process ended.
 // The reason of a timeout or a panic is in there: go test reports it as output of a test that runs.
 func (r *result) printUnfinished(pkg string) {
-	var keys []string
-	for key := range r.output {
+	for _, key := range slices.Sorted(maps.Keys(r.output)) {
 		if strings.HasPrefix(key, pkg+" ") {
-			keys = append(keys, key)
+			fmt.Printf("NOT ENDED  %s\n", key)
+			r.print(key)
 		}
-	}
-	sort.Strings(keys)
-	for _, key := range keys {
-		fmt.Printf("NOT ENDED  %s\n", key)
-		r.print(key)
 	}
 }
 
@@ -269,13 +265,8 @@ var position = regexp.MustCompile(`^ {4}(?: {4})*\w+\.go:\d+: `)
 
 // report prints the result and returns the exit code.
 func (r *result) report(failedRun bool, took time.Duration) int {
-	keys := make([]string, 0, len(r.skipped))
-	for key := range r.skipped {
-		keys = append(keys, key)
-	}
-	sort.Strings(keys)
 	notAllowed := 0
-	for _, key := range keys {
+	for _, key := range slices.Sorted(maps.Keys(r.skipped)) {
 		verdict := "skipped"
 		if !allowed(r.skipped[key]) {
 			verdict = "SKIPPED, which counts as failed as root"

@@ -120,9 +120,6 @@ func Verdict(f Facts) Symptom {
 	return unknown
 }
 
-// ErrNoSuchVolume means that neither the orchestrator nor a rack knows what was asked for.
-var ErrNoSuchVolume = errors.New("no such volume")
-
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
 // it reads what the orchestrator repeats of the node plugin's answers: that needs no right to run or reach anything
 // there. If this machine is the node, it also looks at the devices below guest and at the mounts.
@@ -144,7 +141,7 @@ func Explain(
 		return Explanation{}, err
 	}
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
-		return Explanation{}, fmt.Errorf("%w: no rack has %s", ErrNoSuchVolume, cmp.Or(subject.VolumeID, subject.Name))
+		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
 	}
 	symptom := Verdict(f)
 	return Explanation{
