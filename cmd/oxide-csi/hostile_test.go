@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// No command passes on the escape sequences that somebody has put into the names of a volume and a snapshot, which are
+// No command passes on the escape sequences that a user has put into the names of a volume and a snapshot, which are
 // in the descriptions of the disk and the snapshot on the rack. They are shown escaped.
 func TestHostileNamesAreEscaped(t *testing.T) {
 	t.Parallel()

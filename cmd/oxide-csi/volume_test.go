@@ -497,7 +497,8 @@ func TestFailedMountIsUnstaged(t *testing.T) {
 	h.ok(t, "volume", "detach", id)
 }
 
-// Nobody waits for a socket that the user may not use. With --wait a command waits for a plugin that has not started.
+// No command waits for a socket that its user may not use. With --wait a command waits for a plugin that has not
+// started.
 func TestUnreachablePlugin(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, true)

@@ -58,7 +58,7 @@ func (t Token) GoString() string { return redacted }
 
 // Format covers the verbs that String does not, such as %x and %d.
 func (t Token) Format(f fmt.State, _ rune) {
-	_, _ = io.WriteString(f, redacted)
+	_, _ = io.WriteString(f, redacted) // fmt reports no errors
 }
 
 // LogValue is for slog.

@@ -463,7 +463,7 @@ func (g *growth) write() {
 	g.data[disk.Id] = g.written
 }
 
-// growthStories are what actors do.
+// growthStories are what actors do. Calls may fail in any order: the records and disks that they leave are checked.
 var growthStories = map[string]func(a *growthActor){
 	"expand": func(a *growthActor) {
 		a.detachLater()

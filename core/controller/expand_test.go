@@ -615,8 +615,8 @@ func TestCreateVolumeAfterAFinishedExpansion(t *testing.T) {
 	}
 }
 
-// A deleted volume, of which another controller's expansion has left its records, does not block its name for the
-// process that deleted it.
+// A volume is deleted while another controller expands it, and that expansion leaves its records. They do not block the
+// volume's name for the process that deleted it.
 func TestCreateVolumeOfADeletedVolumesName(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")

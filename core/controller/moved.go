@@ -25,8 +25,8 @@ type Orchestrator interface {
 const orchestratorTimeout = 5 * time.Second
 
 // unpublishMoved makes up for an unpublish that the orchestrator left out. The disk is attached to another instance,
-// where the orchestrator lets nobody use the volume any more. unpublishMoved does what the unpublish would have done,
-// so a grace period begins now. It returns the disk as it is then.
+// where the orchestrator lets no workload use the volume any more. unpublishMoved does what the unpublish would have
+// done, so a grace period begins now. It returns the disk as it is then.
 func (c rackController) unpublishMoved(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
 	if c.orchestrator == nil || disk.InstanceID == "" || disk.InstanceID == instanceID {
 		return disk, nil

@@ -193,7 +193,7 @@ func (f forgetful) CreateRecord(ctx context.Context, name, text string) (rack.Re
 	return record, err
 }
 
-// A detaching record whose creation was not answered, or that could not be deleted, holds nobody up for long: its
+// A detaching record whose creation was not answered, or that could not be deleted, delays no publish for long: its
 // process does nothing under it.
 func TestUnansweredDetachingRecord(t *testing.T) {
 	for name, fault := range map[string]struct{ forget, keep bool }{"creation": {forget: true}, "deletion": {keep: true}} {

@@ -178,7 +178,7 @@ func isMappingDevice(kernelName string) bool { return strings.HasPrefix(kernelNa
 // IsMappingName reports whether a kernel name or a name in /dev/mapper is that of one of this plugin's mappings.
 func IsMappingName(name string) bool {
 	if isMappingDevice(name) {
-		name, _ = Roots{}.attribute(name, "dm/name")
+		name, _ = Roots{}.attribute(name, "dm/name") // a mapping that is gone has no name
 	}
 	return strings.HasPrefix(name, mappingPrefix)
 }

@@ -172,7 +172,7 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 			// Nothing is unmounted, and the volume stays writable.
 			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "has a writer", "(cat)")
 			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "other"), []byte("data"), 0o600))
-			// Also if somebody unmounts the staging path, the copy's writer counts.
+			// Also if an administrator unmounts the staging path, the copy's writer counts.
 			r.umount("staging-" + diskA)
 			r.refusedUntil(v, holder.End, "(cat)")
 		})
@@ -564,7 +564,7 @@ func TestUnstageWithARecordOfThePast(t *testing.T) {
 				coretest.Must(r.t, r.stage(v, capability))
 				r.umount(stagedAt(v, capability))
 				pass(r, v)
-				devicetest.Hold(r.t, "exec 3<>"+r.node(v)) // somebody else's use
+				devicetest.Hold(r.t, "exec 3<>"+r.node(v)) // the use of another program
 				coretest.Must(r.t, r.unstage(v))
 				r.wantUnstaged(v)
 			})

@@ -123,7 +123,7 @@ func (m *model) leaseMayExpire(recordID string, slow func() bool) bool {
 	var r restartRecord
 	for _, record := range m.records {
 		if record.ID == recordID {
-			_ = json.Unmarshal([]byte(record.Text), &r)
+			_ = json.Unmarshal([]byte(record.Text), &r) // another record's text leaves r empty
 		}
 	}
 	if slices.ContainsFunc(m.lateCalls, func(l lateCall) bool { return l.holder == r.Holder }) {

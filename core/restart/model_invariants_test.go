@@ -19,7 +19,7 @@ func (m *model) check() {
 	down := 0
 	for _, i := range m.instances {
 		if i.down && !i.asked {
-			m.fail("instance %s is down, and nobody asked for it", i.id)
+			m.fail("instance %s is down without a request", i.id)
 		}
 		if i.down && !m.stuckRestart(i) {
 			down++

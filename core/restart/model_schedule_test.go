@@ -245,7 +245,7 @@ func (m *model) options() []option {
 	for i, l := range m.lateCalls {
 		m.add("late", l.name, func() {
 			m.lateCalls = slices.Delete(m.lateCalls, i, i+1)
-			_, _ = l.do(m)
+			_, _ = l.do(m) // the process that would get the answer has died
 			for _, i := range m.instances {
 				i.stoppedByOwner = false // whether the owner stopped it before or after the call is unknown
 			}
@@ -342,6 +342,7 @@ func (m *model) processOptions(p *modelProcess) {
 		m.add("tick", p.name, func() {
 			p.ticking = true
 			m.begin(p, "tick", true, func(ctx context.Context) {
+				// A tick may fail, for instance by a fault: what counts is the state that it leaves.
 				if m.mode == modeHot {
 					p.cleaned, _ = p.engine.cleanUpOnce(ctx)
 				} else {
@@ -403,7 +404,7 @@ func (m *model) callFaults(a *activity, c modelCall, where string) {
 	if c.mutates {
 		m.fault("lost", "no answer, done", where, func() {
 			m.current = a
-			_, _ = c.do(m)
+			_, _ = c.do(m) // the answer is lost
 			m.returnTo(a, nil, errTransient)
 		})
 	}
@@ -425,7 +426,7 @@ func (m *model) callFaults(a *activity, c modelCall, where string) {
 	}
 	m.fault("crash", "crash after", where, func() {
 		m.current = a
-		_, _ = c.do(m)
+		_, _ = c.do(m) // the process dies before the answer
 		m.crash(a.process)
 	})
 }
@@ -630,7 +631,7 @@ func (m *model) checkWanted(a *activity, name, record string) {
 	maps.Copy(wanted, a.wanted)
 	for _, i := range m.instances {
 		if strings.Contains(record, i.id) && !wanted[i.id] {
-			m.fail("instance %s is restarted, and nobody asked for it", i.id)
+			m.fail("instance %s is restarted without a request", i.id)
 		}
 	}
 }

@@ -447,7 +447,7 @@ func TestUnreadableRecordIsReported(t *testing.T) {
 	})
 	h := &heldRestart{record: record, stage: stageChecking, since: time.Now(), renewed: time.Now()}
 	e.held["1"] = h
-	_ = e.runStage(t.Context(), h, recordSet{})
+	_ = e.runStage(t.Context(), h, recordSet{}) // only lists the disks: the next call uses them
 	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, rack.ErrConflict) || h.problem == "" {
 		t.Errorf("%v; reported %q", err, h.problem)
 	}

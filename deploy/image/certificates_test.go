@@ -98,7 +98,7 @@ func (s *system) write(t *testing.T, name string, content []byte) {
 	must(t, os.WriteFile(file, content, 0o644))
 }
 
-// An authority that someone added to the building machine is not in the image.
+// An authority that was added to the building machine is not in the image.
 func TestPlantedAuthority(t *testing.T) {
 	for _, file := range []string{
 		"/etc/ssl/certs/ca-certificates.crt",

@@ -94,7 +94,7 @@ func TestArchiveIsReproducible(t *testing.T) {
 	}
 }
 
-// A digest that is not filled in would be found when somebody installs the release.
+// A digest that is not filled in would be found only when a user installs the release.
 func TestReplaceCounts(t *testing.T) {
 	f := files{"values.yaml": []byte("digest: \"\"\n")}
 	if err := f.replace("values.yaml", `digest: ""`, "digest: sha256:1", 1); err != nil {

@@ -71,7 +71,7 @@ func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) er
 	)
 }
 
-// cordon marks a Node as unschedulable and records the restart. A Node that someone else has cordoned stays as it is.
+// cordon marks a Node as unschedulable and records the restart. A Node that another client has cordoned stays as it is.
 func (r *Restarts) cordon(ctx context.Context, name, restartID string) error {
 	return r.patchUnchanged(ctx, "cordon Node "+name, name, func(n node) map[string]any {
 		by, ours := n.Annotations[cordonAnnotation]

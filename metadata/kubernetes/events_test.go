@@ -144,7 +144,7 @@ func TestReportSelf(t *testing.T) {
 			t.Errorf("token %q: error %v, requests %q", bad, err, c.calls)
 		}
 	}
-	t.Run("no credentials, or those of somebody outside", func(t *testing.T) {
+	t.Run("no credentials, or those of a user outside the cluster", func(t *testing.T) {
 		c := newCluster(t)
 		outside := c.options("")
 		outside.Kubeconfig = "/none"

@@ -108,8 +108,8 @@ func (r *Restarts) undrain(ctx context.Context, node, restartID string) error {
 	return err
 }
 
-// makeIneligible makes a node ineligible and records the restart. A node that someone else has made ineligible stays as
-// it is.
+// makeIneligible makes a node ineligible and records the restart. A node that another client has made ineligible stays
+// as it is.
 func (r *Restarts) makeIneligible(ctx context.Context, node, restartID string) error {
 	info, _, err := r.options.nodeInfo(ctx, node, 0)
 	if err != nil {

@@ -317,7 +317,7 @@ func lastError(log, volumeID string) (text string, last time.Time) {
 		if attributes["error"] != "" {
 			text = attributes["method"] + ": " + attributes["error"]
 		}
-		last, _ = time.Parse(time.RFC3339Nano, attributes["time"])
+		last, _ = time.Parse(time.RFC3339Nano, attributes["time"]) // an answer without a time counts as too old
 	}
 	return text, last
 }

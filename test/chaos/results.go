@@ -82,7 +82,7 @@ func (b *results) report(w *world, took time.Duration, success string) error {
 	}
 	fmt.Printf("\n%d answers other than OK; %s in all\n", retries, took.Round(time.Second))
 	if n := len(b.violations); n > 0 {
-		// They are printed again because whoever reads the log of a failed run often sees only its end.
+		// They are printed again because the reader of a failed run's log often sees only its end.
 		return fmt.Errorf("%d violations:\n%s", n, strings.Join(b.violations, "\n"))
 	}
 	fmt.Println(success)

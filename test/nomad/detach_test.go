@@ -112,8 +112,8 @@ func (c *cluster) took(t *testing.T, what string, began time.Time, least, most t
 	must(t, file.Close())
 }
 
-// releasedWithoutUnpublish stops the example while there is no controller. Nomad then asks nobody to detach the disk.
-// The example is run again on another client, and the result is the time of that.
+// releasedWithoutUnpublish stops the example while there is no controller. Nomad then asks no controller to detach the
+// disk. The example is run again on another client, and the result is the time of that.
 func (c *cluster) releasedWithoutUnpublish(t *testing.T, operator cli, client string) (began time.Time) {
 	t.Helper()
 	root := c.installer(c.values()...)

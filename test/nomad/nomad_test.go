@@ -114,7 +114,7 @@ func (c *cluster) install(t *testing.T) {
 	if bytes := c.clients["node-a"].memoryLimit("node"); bytes != 256<<20 {
 		t.Errorf("the node plugin's limit is %d bytes of memory, want the memory that the job reserves", bytes)
 	}
-	// Whoever submits a job of that name in that namespace reads the token.
+	// A user who submits a job of that name in that namespace reads the token.
 	operator := c.operator(t)
 	for _, args := range [][]string{
 		{"var", "get", "-namespace=" + pluginNamespace, "nomad/jobs/oxide-csi-controller"},

@@ -98,9 +98,9 @@ var processors struct {
 // onOneCPU runs all threads of a program on one processor of the host. Beside busy processors a guest's disk is then
 // half as fast again.
 //
-// It may also prevent a fault that was seen once on two processors: commands of one disk were never taken. An
-// explanation that nobody has proved: guest and disk tell each other of new commands through memory (shadow doorbells),
-// and without memory barriers two processors may see these writes in another order.
+// It may also prevent a fault that was seen once on two processors: commands of one disk were never taken. An unproved
+// explanation: guest and disk tell each other of new commands through memory (shadow doorbells), and without memory
+// barriers two processors may see these writes in another order.
 //
 // It takes the processor with the fewest machines. The caller calls ended when the program has ended.
 func onOneCPU(t *testing.T, program string, args ...string) (cmd *exec.Cmd, ended func()) {

@@ -215,7 +215,7 @@ func TestRecordsThatNobodyKeeps(t *testing.T) {
 		fmt.Sprintf(`{"v":1,"cluster":%q,"id":"1","instance":%q}`, coretest.Cluster, r.Node(t, "node-a")))
 	coretest.Must(t, err)
 	for after, want := range map[time.Duration]string{
-		time.Minute: "1 under way", time.Hour: "nobody carries out the restart of instance " + r.Node(t, "node-a"),
+		time.Minute: "1 under way", time.Hour: "no controller carries out the restart of instance " + r.Node(t, "node-a"),
 	} {
 		findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now().Add(after))
 		if text := found(findings, "planned restarts"); !strings.HasPrefix(text, want) {

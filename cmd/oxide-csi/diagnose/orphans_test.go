@@ -170,7 +170,7 @@ func TestOrphans(t *testing.T) {
 	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: used, Name: "monday"})
 	coretest.Must(t, err)
 	snapshotID := snapshot.GetSnapshot().GetSnapshotId()
-	// Of another cluster, of a user, and with a description that somebody has copied.
+	// Of another cluster, of a user, and with a description that a user has copied.
 	r.UserDisk(t, coretest.Project, "theirs", rack.NewDescription("other", "x", "").Encode())
 	r.UserDisk(t, coretest.Project, "by-hand", "mine")
 	copied := r.UserDisk(t, coretest.Project, "copied", rack.NewDescription(coretest.Cluster, "orphan", "").Encode()).Id

@@ -286,7 +286,7 @@ func (e *examination) records(c contents, cluster string, now time.Time) {
 			e.warn(
 				"planned restarts",
 				"see that a controller with --attach-mode=restart runs and reaches the rack: it takes the restart over",
-				"nobody carries out the restart of instance %s: its record %s was last renewed %s ago",
+				"no controller carries out the restart of instance %s: its record %s was last renewed %s ago",
 				instance, record.Name, age.Round(time.Minute),
 			)
 		} else if age := now.Sub(record.Created); age > restartLimit {

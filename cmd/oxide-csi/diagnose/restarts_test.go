@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// A restart that somebody must do something for is a warning, with the reason. One that begins by itself is none.
+// A restart that waits for an operator is a warning, with the reason. A restart that begins by itself is none.
 func TestExamineRestarts(t *testing.T) {
 	now := time.Now()
 	for reason, want := range map[restart.Reason]metadata.Status{

@@ -133,7 +133,7 @@ var Symptoms = []Symptom{
 		"another disk took the name of volume {volume} while the volume grew",
 		actorOperator,
 		"keep the claim and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below agrees, delete that disk alone",
-		"Somebody created a volume of the same name in the moment in which the name was free. The data are on a snapshot.",
+		"Another client created a disk of the same name in the moment in which the name was free. The data are on a snapshot.",
 	},
 	{
 		"QuotaExhausted", "disk", saysError(rack.ErrCapacity),
@@ -148,7 +148,7 @@ var Symptoms = []Symptom{
 		"the disk of volume {volume} is on no rack of the settings",
 		actorOperator,
 		"delete nothing; if the rack's console shows the disk, correct the plugin's project or rack; else restore a snapshot or a backup into a new volume",
-		"Somebody has deleted the disk on the rack, or the volume belongs to another project or rack.",
+		"The disk was deleted on the rack, or the volume belongs to another project or rack.",
 	},
 	{
 		"DiskFaulted", "disk", func(f Facts) bool { return f.Disk != nil && f.Disk.State == rack.Faulted },
@@ -219,8 +219,8 @@ var Symptoms = []Symptom{
 		},
 		"instance {instance} of node {node} is not running",
 		actorOperator,
-		"unless somebody stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
-		"Somebody has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
+		"unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
+		"Its owner has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	},
 	{
 		"RackHasNoHotplug",
@@ -402,7 +402,7 @@ var nextElsewhere = map[string]map[string]string{
 			"there is no such allocation: docs/how-to/troubleshooting-nomad.md#stuck",
 		"PluginNotRegistered": "nomad job status -namespace=oxide-csi oxide-csi-node; then nomad alloc logs -stderr of its allocation " +
 			"on client {node}",
-		"NodeNotReady": "if its instance runs, start the Nomad client there again; if somebody stopped it by mistake, start it; if it is gone " +
+		"NodeNotReady": "if its instance runs, start the Nomad client there again; if it was stopped by mistake, start it; if it is gone " +
 			"for good, Nomad moves the allocation by itself",
 		"NotStartedYet": "ask again in a minute; nomad alloc status {allocation} shows what else it waits for",
 		"PassphraseMissing": "nomad volume register of its file, with secrets { passphrase = … }: the old passphrase if the volume was " +
