@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -71,8 +72,14 @@ type cluster struct {
 	sim        *simtest.Sim
 	server     *process
 	clients    map[string]*machine
+	// rpc is the server's port for clients.
+	rpc int
+	// firstPort is the first of the ports that Nomad gives to tasks. Clusters of tests that run at once share a machine.
+	firstPort int
 	// grace is the grace period of a detach. Empty means that of the job files, with which each detach takes a minute.
 	grace string
+	// controllerCount is the number of controllers. 0 means that of the job files, which is one.
+	controllerCount int
 	// printed is the checked output of each allocation.
 	printed map[string]string
 }
@@ -85,16 +92,30 @@ const impatient = `
   csi_volume_claim_gc_interval  = "3s"
   csi_volume_claim_gc_threshold = "3s"`
 
+// clusters counts the clusters, for their ports.
+var clusters atomic.Int32
+
+const (
+	// clientPorts is how many ports each client has for its tasks.
+	clientPorts = 1000
+	// clustersAtOnce is how many clusters may exist at a time. Their ports end below those that the kernel gives out.
+	clustersAtOnce = 6
+)
+
 // newCluster starts all parts, and waits until the clients are ready. timings are settings of the server; "" means
 // Nomad's defaults.
-func newCluster(t *testing.T, timings string) *cluster {
+func newCluster(t *testing.T, timings string) *cluster { return newWiredCluster(t, timings, nil) }
+
+// newWiredCluster is [newCluster] with clients that reach the server only by these wires, unless they are nil.
+func newWiredCluster(t *testing.T, timings string, w *wires) *cluster {
 	c := &cluster{
-		t:       t,
-		printed: map[string]string{},
-		nomad:   program(t, "nomad"),
-		dockerd: program(t, "dockerd"),
-		docker:  program(t, "docker"),
-		clients: map[string]*machine{},
+		t:         t,
+		printed:   map[string]string{},
+		nomad:     program(t, "nomad"),
+		dockerd:   program(t, "dockerd"),
+		docker:    program(t, "docker"),
+		clients:   map[string]*machine{},
+		firstPort: 20000 + int(clusters.Add(1)-1)%clustersAtOnce*len(nodes)*clientPorts,
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: Nomad clients that run tasks, and guests with disks")
@@ -113,15 +134,21 @@ func newCluster(t *testing.T, timings string) *cluster {
 		must(t, c.sim.Stop()) // fails if anything is left
 	})
 	http, rpc, serf := freePort(t), freePort(t), freePort(t)
+	c.rpc = rpc
+	configs := []string{"agent", "-config=" + filepath.Join(c.dir, "server.hcl")}
+	if w != nil {
+		c.rpc = w.to(t, rpc)
+		c.write(filepath.Join(c.dir, "wires.hcl"), fmt.Sprintf("advertise { rpc = \"127.0.0.1:%d\" }", c.rpc))
+		configs = append(configs, "-config="+filepath.Join(c.dir, "wires.hcl"))
+	}
 	c.address = fmt.Sprintf("http://127.0.0.1:%d", http)
-	config := filepath.Join(c.dir, "server.hcl")
-	c.write(config, `
+	c.write(filepath.Join(c.dir, "server.hcl"), `
 server {
   enabled          = true
   bootstrap_expect = 1`+timings+`
 }
 `+c.common("server", filepath.Join(c.dir, "server"), http, rpc, serf))
-	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, "agent", "-config="+config)
+	c.server = start(t, "server", []string{"PATH=" + os.Getenv("PATH")}, c.nomad, configs...)
 	c.connect("")
 	c.server.eventually("Nomad has a leader", func() bool {
 		leader, err := c.admin.Status().Leader()
@@ -137,13 +164,11 @@ server {
 	c.connect(c.management)
 	c.chroot()
 	for _, name := range nodes {
-		c.clients[name] = c.newMachine(name, rpc)
+		c.clients[name] = c.newMachine(name)
+		c.clients[name].boot()
 	}
 	for _, name := range nodes {
-		c.clients[name].eventually("the client is ready", func() bool {
-			node := c.node(name)
-			return node != nil && node.Status == "ready"
-		})
+		c.clients[name].ready()
 	}
 	return c
 }
@@ -231,14 +256,15 @@ type machine struct {
 	cluster *cluster
 }
 
-// newMachine starts a client in its own namespaces. When the client ends it is started again, as by systemd.
-func (c *cluster) newMachine(name string, rpc int) *machine {
+// newMachine makes the folder of a client.
+func (c *cluster) newMachine(name string) *machine {
 	folder := filepath.Join(c.dir, name)
 	for _, dir := range []string{"data", dockerFolder, filepath.Join(dockerState, "guest")} {
 		must(c.t, os.MkdirAll(filepath.Join(folder, dir), 0o755))
 	}
 	must(c.t, os.MkdirAll(c.host(), 0o755))
 	config := filepath.Join(folder, "client.hcl")
+	firstPort := c.firstPort + clientPorts*slices.Index(nodes, name)
 	// Only the loopback interface. The fingerprinters of clouds would query link-local addresses.
 	c.write(config, fmt.Sprintf(`
 client {
@@ -283,12 +309,25 @@ plugin "docker" {
     }
   }
 }
-`, rpc, c.cgroup(name), 20000+5000*len(c.clients), 24999+5000*len(c.clients), filepath.Join(c.dir, "chroot"), filepath.Join(c.host(), dockerFolder, dockerSocket))+
+`, c.rpc, c.cgroup(name), firstPort, firstPort+clientPorts-1, filepath.Join(c.dir, "chroot"), filepath.Join(c.host(), dockerFolder, dockerSocket))+
 		c.common(name, filepath.Join(c.host(), "data"), freePort(c.t), freePort(c.t), freePort(c.t)))
+	m := &machine{process: &process{t: c.t, name: name}, cluster: c}
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Logf("the calls that the plugins of %s answered:\n%s", name, strings.Join(m.answers(), ""))
+		}
+	})
 	c.t.Cleanup(func() { c.removeCgroups(name) }) // after the namespace has ended
-	guest := c.sim.Instance(name).Guest
+	return m
+}
+
+// boot starts the client in its own namespaces. When the client ends it is started again, as by systemd.
+func (m *machine) boot() {
+	c, folder := m.cluster, filepath.Join(m.cluster.dir, m.name)
+	guest := c.sim.Instance(m.name).Guest
 	script := `mount --bind "$1" "$2" && mount --bind "$5" "$2/` + dockerState + `/guest" && mount --make-rshared / || exit 1
 docker=$2/` + dockerFolder + `
+rm -f "$docker/pid" "$docker/` + dockerSocket + `"
 mkdir -p "$docker/data" && mount -t tmpfs tmpfs "$docker/data" || exit 1
 "$6" --data-root="$docker/data" --exec-root="$docker/exec" --pidfile="$docker/pid" --host="unix://$docker/` + dockerSocket + `" \
     --storage-driver=overlay2 --bridge=none --iptables=false --ip-forward=false --cgroup-parent="/$7" \
@@ -296,9 +335,9 @@ mkdir -p "$docker/data" && mount -t tmpfs tmpfs "$docker/data" || exit 1
 until [ -S "$docker/` + dockerSocket + `" ]; do kill -0 $! || { cat "$docker/log"; exit 1; }; sleep 0.1; done
 while :; do "$3" agent -config="$4"; done`
 	// Tasks of raw_exec inherit the agent's environment.
-	p := start(
+	m.process = start(
 		c.t,
-		name,
+		m.name,
 		[]string{
 			"PATH=" + os.Getenv("PATH"),
 			"HOME=/root",
@@ -320,19 +359,29 @@ while :; do "$3" agent -config="$4"; done`
 		folder,
 		c.host(),
 		c.nomad,
-		config,
+		filepath.Join(folder, "client.hcl"),
 		guest,
 		c.dockerd,
-		c.cgroup(name),
+		c.cgroup(m.name),
 		c.runtime(),
 	)
-	m := &machine{process: p, cluster: c}
-	c.t.Cleanup(func() {
-		if c.t.Failed() {
-			c.t.Logf("the calls that the plugins of %s answered:\n%s", name, strings.Join(m.answers(), ""))
-		}
+}
+
+// ready waits until the servers know the client.
+func (m *machine) ready() {
+	m.t.Helper()
+	m.eventually("the client is ready", func() bool {
+		node := m.cluster.node(m.name)
+		return node != nil && node.Status == api.NodeStatusReady
 	})
-	return m
+}
+
+// losePower ends all processes of the client at once. The rack does not notice it.
+func (m *machine) losePower() {
+	m.t.Helper()
+	agent := m.agent()
+	m.kill()
+	eventually(m.t, "no agent runs on "+m.name, func() bool { return syscall.Kill(agent, 0) != nil })
 }
 
 // answers returns the log lines of the machine's plugins about answered calls.

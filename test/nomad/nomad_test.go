@@ -61,6 +61,9 @@ func (c *cluster) values() []string {
 	if c.grace != "" {
 		values = append(values, "NOMAD_VAR_detach_grace="+c.grace)
 	}
+	if c.controllerCount > 0 {
+		values = append(values, fmt.Sprintf("NOMAD_VAR_controllers=%d", c.controllerCount))
+	}
 	return values
 }
 
@@ -106,7 +109,7 @@ func (c *cluster) install(t *testing.T) {
 	c.putToken(t, "oxide-csi-controller", c.sim.Token)
 	root.run(t, "job", "run", "controller.nomad.hcl")
 	root.run(t, "job", "run", "node.nomad.hcl")
-	c.healthy(1, 2)
+	c.healthy(max(1, c.controllerCount), 2)
 	status := root.run(t, "plugin", "status", "oxide")
 	if !strings.Contains(status, "csi.oxide.computer") {
 		t.Errorf("the plugin's status is %s", status)
