@@ -179,7 +179,8 @@ e2e-buckets: ## test buckets in a real Kubernetes: claim, access, a workload, a 
 e2e-nomad: ## test the job files on a real Nomad with two clients, built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)
 	test/programs/build.sh nomad docker versitygw
-	go run ./test/all -tags=nomad -count=1 -timeout=30m ./test/nomad
+	# The parallel tests wait for Nomad's default timings most of the time.
+	go run ./test/all -tags=nomad -count=1 -timeout=30m -parallel=3 ./test/nomad
 
 .PHONY: test-systemd
 test-systemd: ## test the units under a real systemd in its own namespaces; as root

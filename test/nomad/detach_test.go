@@ -29,6 +29,7 @@ const (
 // TestDeferredDetach uses the default timings of Nomad and of the job files: how long a volume is away, and what is
 // left of it when a controller ends at the wrong moment.
 func TestDeferredDetach(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	c := newCluster(t, "")
 	c.install(t)
 	operator := c.operator(t)
