@@ -136,10 +136,19 @@ test-identity: deps ## read a node's identity from a real Kubernetes API server 
 	go run ./test/all -tags=identity -count=1 ./test/identity
 
 .PHONY: e2e-k8s
-e2e-k8s: ## test the manifests and the chart in a real Kubernetes, built once into a cache; as root
+e2e-k8s: e2e-k8s-hotplug e2e-k8s-restart ## test the manifests and the chart in a real Kubernetes: the two below
+
+.PHONY: e2e-k8s-hotplug
+e2e-k8s-hotplug: ## the part on racks with hot-plug; its programs are built once into a cache; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars helm
-	go run ./test/all -tags=k8s -count=1 -timeout=30m ./test/k8s
+	go run ./test/all -tags=k8s -count=1 -timeout=30m -run='^TestKubernetes$$' ./test/k8s
+
+.PHONY: e2e-k8s-restart
+e2e-k8s-restart: ## the part on a rack without hot-plug, with restarts of the nodes, and the tutorial; as root
+	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
+	test/programs/build.sh cluster sidecars
+	go run ./test/all -tags=k8s -count=1 -timeout=30m -skip='^TestKubernetes$$' ./test/k8s
 
 .PHONY: e2e-k8s-conformance
 e2e-k8s-conformance: ## run Kubernetes' own storage tests on the same cluster, or those that match FOCUS; as root
