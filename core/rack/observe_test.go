@@ -122,12 +122,13 @@ func TestObserveWithoutAnswer(t *testing.T) {
 			}))
 			defer server.Close()
 			defer close(ended)
+			host := server.URL
 			if name == "refused" {
-				server.Close()
+				host = "http://127.0.0.1:1" // no process takes this port
 			}
 			h := newRecorder()
 			client, err := New(
-				Config{Name: "west", Host: server.URL, Project: testProject, Token: FixedToken(testToken), Observe: h.observe},
+				Config{Name: "west", Host: host, Project: testProject, Token: FixedToken(testToken), Observe: h.observe},
 			)
 			must(t, err)
 			if _, err := client.Disk(ctx, "00000000-0000-0000-0000-000000000000"); err == nil {
