@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,17 +95,14 @@ ctr --namespace=k8s.io images ls --quiet | grep oxidecomputer/ | xargs ctr --nam
 	}
 }
 
-// pluginImages checks that all images of the plugin's containers have a text in their names.
+// pluginImages waits until the images of all containers of the plugin have a text in their names. Containers of before
+// may still be ending.
 func (c *cluster) pluginImages(t *testing.T, text string) {
 	t.Helper()
-	images := strings.Fields(c.get(t, `.items[*].spec.containers[?(@.name=="oxide-plugin")].image`,
-		"-n", namespace, "pods", "--field-selector=status.phase=Running"))
-	if len(images) < 3 {
-		t.Errorf("only %d containers: %v", len(images), images)
-	}
-	for _, image := range images {
-		if !strings.Contains(image, text) {
-			t.Errorf("a container has the image %s, want %s", image, text)
-		}
-	}
+	eventually(t, "the plugin runs images with "+text, func() bool {
+		images := strings.Fields(c.get(t, `.items[*].spec.containers[?(@.name=="oxide-plugin")].image`,
+			"-n", namespace, "pods", "--field-selector=status.phase=Running"))
+		other := func(image string) bool { return !strings.Contains(image, text) }
+		return len(images) >= 3 && !slices.ContainsFunc(images, other)
+	})
 }

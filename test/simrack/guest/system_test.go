@@ -133,9 +133,9 @@ sync -f "$notes/mnt"
 echo lost >"$notes/mnt/unflushed"
 `
 
-// onlyFlushed checks that a guest whose power is cut leaves the flushed file of mountVolume, and nothing else. The kernel
-// may write a dirty page at any time, for example because a process of the machine calls sync. But that does not happen
-// in each of several guests.
+// onlyFlushed checks that a guest whose power is cut leaves the flushed file of mountVolume, and nothing else. The
+// kernel may write a dirty page at any time, for example because a process of the machine calls sync. But that does not
+// happen in each of several guests.
 func onlyFlushed(t *testing.T, left func() map[string]string) {
 	t.Helper()
 	const guests = 3
