@@ -484,8 +484,8 @@ func (c *Service) ControllerUnpublishVolume(
 	return done, nil
 }
 
-// waitToDetach is waitForDisk for a disk that is to be attached nowhere. If an expansion deletes the disk meanwhile, or
-// anyone else does, that is true: the disk has no instance then.
+// waitToDetach waits for a disk, like waitForDisk. If the disk is deleted meanwhile, for instance by an expansion,
+// waitToDetach succeeds and returns the disk without an instance: a deleted disk is attached nowhere.
 func (c rackController) waitToDetach(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	now, err := c.waitForDisk(ctx, disk)
 	if errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {

@@ -163,6 +163,7 @@ func (w *wires) forward(client net.Conn, server string) {
 		return
 	}
 	defer other.Close()
+	// A copy ends with an error when a connection is cut, which is what the wires are for.
 	go func() {
 		_, _ = io.Copy(client, other)
 		_ = client.Close()
