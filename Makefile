@@ -59,8 +59,8 @@ image-roots: deps build ## put the files of both images into bin/image, for the 
 	go run ./deploy/image -root bin/image/node -program bin/oxide-csi $(IMAGE_TOOLS)
 	go run ./deploy/image -root bin/image/controller -program bin/oxide-csi -certificates
 
-# Racks have x86-64 processors. The other platform is for people who run commands on their own machine.
-PLATFORMS ?= linux/amd64,linux/arm64
+# Racks have x86-64 processors. The other platforms are for people who run commands on their own machine.
+PLATFORMS ?= linux/amd64,linux/arm64,darwin/arm64
 
 .PHONY: release
 release: deps ## make all files of a release in dist/: programs, images, chart, manifests, job files, licences, SBOMs, checksums

@@ -65,6 +65,9 @@
 //   - core/config, core/metrics: settings and metrics
 //   - core/buckets: the logic of the COSI driver, a program of its own
 //
+// The packages of the node are for Linux. On other systems, for which only commands are built, they have nothing but
+// their errors: the commands explain them.
+//
 // Arrows point one way: core/node never imports the rack's client, and core/controller never a device or a mount. A
 // test in this package holds that.
 package core

@@ -102,3 +102,13 @@ func (o *operator) completeOrphan() cobra.CompletionFunc {
 		return suggestions, err
 	})
 }
+
+// firstArgument completes only the first argument. The shell completes the others as paths.
+func firstArgument(complete cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return complete(cmd, args, prefix)
+	}
+}

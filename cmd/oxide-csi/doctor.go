@@ -5,29 +5,22 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 )
 
 const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
@@ -88,20 +81,12 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 			})
 		}
 	}
-	if isNode(cfg, o.environ) {
-		parts = append(
-			parts,
-			func() []metadata.Finding { return diagnose.ExamineNode(ctx, nodeToExamine(cfg, o.environ, log)) },
-		)
-	}
+	parts = append(parts, examineHost(ctx, cfg, o.environ, log)...)
 	if orchestrator := examiner(cfg); orchestrator != nil {
 		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
 		if lister, ok := orchestrator.(metadata.ClassLister); ok {
 			parts = append(parts, func() []metadata.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
 		}
-	}
-	if socket, ok := controllerSocket(cfg, o.environ); ok {
-		parts = append(parts, func() []metadata.Finding { return examineRestarts(ctx, socket) })
 	}
 	if len(parts) == 0 {
 		return nil, usage(
@@ -119,36 +104,6 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 		all = append(all, findings...)
 	}
 	return all, nil
-}
-
-// controllerSocket returns the socket of a controller on this host, if there is one.
-func controllerSocket(cfg config.Config, environ []string) (path string, exists bool) {
-	var socket config.SocketFlag = defaultControllerSocket
-	text := getenv(environ, "OXIDE_CSI_CONTROLLER_ENDPOINT")
-	if text == "" && cfg.Mode.Controller() {
-		text = getenv(environ, "CSI_ENDPOINT")
-	}
-	if text != "" && socket.Set(text) != nil {
-		return "", false
-	}
-	info, err := os.Stat(string(socket))
-	return string(socket), err == nil && info.Mode().Type() == os.ModeSocket
-}
-
-// examineRestarts asks the controller for its planned restarts, which only the controller knows.
-func examineRestarts(ctx context.Context, socket string) []metadata.Finding {
-	plugin, err := client.New(client.Options{Controller: socket, Node: socket})
-	if err != nil {
-		return diagnose.RestartsUnknown(socket, err)
-	}
-	restarts, planned, err := plugin.Restarts(ctx)
-	if err = errors.Join(err, plugin.Close()); err != nil {
-		return diagnose.RestartsUnknown(socket, err)
-	}
-	if !planned {
-		return nil
-	}
-	return diagnose.ExamineRestarts(restarts, time.Now())
 }
 
 // examiner returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
@@ -197,39 +152,6 @@ func newClockedRack(cfg config.Rack, log *slog.Logger) (*rack.Client, *diagnose.
 		return clock
 	})
 	return client, clock, err
-}
-
-// isNode reports whether this machine is, or should be, a node.
-func isNode(cfg config.Config, environ []string) bool {
-	_, err := os.Stat(cfg.StateDir)
-	set := getenv(environ, "OXIDE_CSI_MODE") != "" || cfg.NodeName != "" || cfg.InstanceID != "" || cfg.MetadataFile != ""
-	return cfg.Mode == config.ModeAll || cfg.Mode == config.ModeNode && (set || err == nil)
-}
-
-func nodeToExamine(cfg config.Config, environ []string, log *slog.Logger) diagnose.Node {
-	n := diagnose.Node{
-		Devices: device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot}, MaxDisks: cfg.MaxDisks, StateDir: cfg.StateDir,
-		MountDirs: []string{"/var/lib/kubelet"}, Proc: "/proc",
-	}
-	if cfg.InstanceID != "" || cfg.MetadataFile != "" {
-		explicit := static.New(static.Options{InstanceID: cfg.InstanceID, File: cfg.MetadataFile, Log: log})
-		n.Sources = append(n.Sources, diagnose.IdentitySource{Name: config.MetadataStatic, Provider: explicit})
-	}
-	for _, name := range sources(cfg) {
-		n.Sources = append(n.Sources, diagnose.IdentitySource{Name: name, Provider: source(name, cfg, log)})
-	}
-	if socket := getenv(environ, "CSI_ENDPOINT"); socket != "" {
-		var path config.SocketFlag
-		if err := path.Set(socket); err == nil {
-			n.Sockets = append(n.Sockets, string(path))
-		}
-	}
-	if cfg.KubeletRegistrationDir != "" {
-		n.MountDirs = []string{filepath.Dir(filepath.Clean(cfg.KubeletRegistrationDir))}
-		cfg.Mode = cmp.Or(cfg.Mode, config.ModeNode)
-		n.Sockets = append(n.Sockets, filepath.Clean(cfg.KubeletSocket()))
-	}
-	return n
 }
 
 func (o *operator) printFindings(findings []metadata.Finding) error {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
@@ -59,8 +58,7 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 				"explain needs an orchestrator for this: set --kubeconfig or NOMAD_ADDR; for a volume ID the settings of a rack are enough",
 			)
 		}
-		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID,
-			device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot})
+		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID, guestOf(cfg))
 		if err != nil {
 			return err
 		}

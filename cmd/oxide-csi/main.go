@@ -16,8 +16,9 @@
 //   - services.go: builds the controller service and the node service
 //   - provider.go, restart.go: build their parts for node identity and planned restarts
 //   - http.go: health and metrics
-//   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the subcommands
-//   - complete.go: what shells complete; output.go: makes what is printed safe for a terminal
+//   - host.go: adds the plugin and the commands for its host, on Linux; elsewhere.go: its counterpart on macOS
+//   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the commands for the plugin's host
+//   - complete.go: what shells complete; output.go: tables, JSON and texts that are safe for a terminal
 //   - operator.go, doctor.go, explain.go, orphans.go, bundle.go, bundle_logs.go: the commands of an operator
 package main
 
@@ -58,7 +59,8 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 	}
 	root := command(environ, stdout, stderr)
 	if isKubectlPlugin {
-		asKubectlPlugin(root)
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl oxide"}
+		withoutPlugin(root, "kubectl oxide")
 	}
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
@@ -83,10 +85,9 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 // kubectlPlugin is the name of a link to this program with which kubectl runs it as "kubectl oxide".
 const kubectlPlugin = "kubectl-oxide"
 
-// asKubectlPlugin makes a plugin of kubectl of the program: help speaks of "kubectl oxide", and nothing is served.
-func asKubectlPlugin(root *cobra.Command) {
-	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl oxide"}
-	root.Short, root.Long = "Volumes on Oxide racks", "kubectl oxide shows and repairs volumes on Oxide racks."
+// withoutPlugin makes root print its help, which has the name of the program: nothing is served.
+func withoutPlugin(root *cobra.Command, name string) {
+	root.Short, root.Long = "Volumes on Oxide racks", name+" shows and repairs volumes on Oxide racks."
 	root.Example = "  oxide-csi explain default/data\n  oxide-csi doctor"
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	root.ResetFlags()
@@ -111,38 +112,19 @@ func withKubeconfig(environ []string) []string {
 func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "oxide-csi",
-		Short:         "CSI plugin for Oxide disks",
-		Long:          rootHelp,
-		Example:       rootExample,
 		Version:       version,
 		Args:          noArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, warnings, err := config.Load(cmd.Flags(), environ)
-			if err != nil {
-				helpNewcomer(cmd, stderr, err)
-				for _, warning := range warnings {
-					fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
-				}
-				return err
-			}
-			return serve(cmd.Context(), cfg, warnings, stderr)
-		},
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetUsageFunc(printUsage)
-	config.Flags(root.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{config.FlagProblem(err)}
 	})
+	addPlugin(root, environ, stdout, stderr)
 	root.AddCommand(
-		metadataCommand(environ, stdout, stderr),
-		awaitDetachCommand(environ, stderr),
-		readyCommand(stdout),
-		volumeCommand(environ, stdout, stderr),
-		snapshotCommand(environ, stdout, stderr),
 		doctorCommand(environ, stdout, stderr),
 		explainCommand(environ, stdout, stderr),
 		orphansCommand(environ, stdout, stderr),
@@ -195,6 +177,50 @@ func similarCommand(cmd *cobra.Command, word string) string {
 	}
 	if similar := cmd.SuggestionsFor(word); len(similar) > 0 {
 		return similar[0]
+	}
+	return ""
+}
+
+// exactly requires these arguments, and rejects empty ones.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return usage(
+				"%s needs %s, not %d arguments: see %s --help",
+				cmd.CommandPath(),
+				strings.Join(names, " and "),
+				len(args),
+				cmd.CommandPath(),
+			)
+		}
+		for i, arg := range args {
+			if arg == "" {
+				return usage("%s: %s is empty: see %s --help", cmd.CommandPath(), names[i], cmd.CommandPath())
+			}
+		}
+		return nil
+	}
+}
+
+// usage returns an error of the command line, which ends the process with exit code 2.
+func usage(format string, args ...any) error {
+	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
+}
+
+// exitError is an error with its own exit code.
+type exitError struct {
+	code int
+	error
+}
+
+func (e exitError) Unwrap() error { return e.error }
+
+// getenv returns the value of a variable, or "" if it is not set.
+func getenv(environ []string, name string) string {
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return strings.TrimSpace(value)
+		}
 	}
 	return ""
 }

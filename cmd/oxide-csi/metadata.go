@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 package main
 
 import (
@@ -150,14 +152,6 @@ func awaitInstance(
 
 // singleAttemptTimeout bounds the single attempt of --timeout=0.
 const singleAttemptTimeout = 10 * time.Second
-
-// exitError is an error with its own exit code.
-type exitError struct {
-	code int
-	error
-}
-
-func (e exitError) Unwrap() error { return e.error }
 
 // encode returns the text to print or write. It leaves out an unknown rack, so that the reader uses its default.
 func (o metadataOptions) encode(instance metadata.Instance) string {

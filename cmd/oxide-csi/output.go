@@ -5,8 +5,15 @@
 package main
 
 import (
+	"encoding/json"
 	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -19,4 +26,50 @@ func (p printable) Write(text []byte) (int, error) {
 		return 0, err
 	}
 	return len(text), nil
+}
+
+// printJSON prints a value as indented JSON.
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}
+
+// printTable prints lines in aligned columns.
+func printTable(w io.Writer, write func(io.Writer)) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	write(table)
+	return table.Flush()
+}
+
+// oneCell escapes what would begin another cell or line. Any user of a rack can put it into a description.
+var oneCell = strings.NewReplacer("\t", `\t`, "\n", `\n`)
+
+// cell returns the text of a cell: escaped, so that the columns stay aligned.
+func cell(text string) string { return oneCell.Replace(rpc.Printable(text)) }
+
+// line writes a line of a table. The table returns write errors when it is flushed.
+func line(w io.Writer, columns ...string) {
+	cells := make([]string, len(columns))
+	for i, column := range columns {
+		cells[i] = cell(column)
+	}
+	_, _ = io.WriteString(w, strings.Join(cells, "\t")+"\n")
+}
+
+// ageText returns how long ago something was created, such as 5m. The rack's clock may differ from this host's.
+func ageText(created time.Time) string {
+	if created.IsZero() {
+		return "-"
+	}
+	return duration.ShortHumanDuration(max(0, time.Since(created)))
+}
+
+// sizeText returns a size such as 20GiB, or "" for 0.
+func sizeText(bytes int64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return config.Size(bytes).String()
 }

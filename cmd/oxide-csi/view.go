@@ -2,19 +2,19 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 package main
 
 import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
@@ -22,7 +22,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // view shows a result. Only lists have wide and names.
@@ -92,36 +91,6 @@ func printYAML(w io.Writer, value any) error {
 		return err
 	}
 	return encoder.Close()
-}
-
-// printJSON prints a value as indented JSON.
-func printJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
-}
-
-// printTable prints lines in aligned columns.
-func printTable(w io.Writer, write func(io.Writer)) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	write(table)
-	return table.Flush()
-}
-
-// oneCell escapes what would begin another cell or line. Any user of a rack can put it into a description.
-var oneCell = strings.NewReplacer("\t", `\t`, "\n", `\n`)
-
-// cell returns the text of a cell: escaped, so that the columns stay aligned.
-func cell(text string) string { return oneCell.Replace(rpc.Printable(text)) }
-
-// line writes a line of a table. The table returns write errors when it is flushed.
-func line(w io.Writer, columns ...string) {
-	cells := make([]string, len(columns))
-	for i, column := range columns {
-		cells[i] = cell(column)
-	}
-	_, _ = io.WriteString(w, strings.Join(cells, "\t")+"\n")
 }
 
 const (

@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 package main
 
 import (
@@ -17,7 +19,6 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
@@ -135,32 +136,6 @@ func (b *storageCommands) withDryRun(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// exactly requires these arguments, and rejects empty ones.
-func exactly(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != len(names) {
-			return usage(
-				"%s needs %s, not %d arguments: see %s --help",
-				cmd.CommandPath(),
-				strings.Join(names, " and "),
-				len(args),
-				cmd.CommandPath(),
-			)
-		}
-		for i, arg := range args {
-			if arg == "" {
-				return usage("%s: %s is empty: see %s --help", cmd.CommandPath(), names[i], cmd.CommandPath())
-			}
-		}
-		return nil
-	}
-}
-
-// usage returns an error of the command line, which ends the process with exit code 2.
-func usage(format string, args ...any) error {
-	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
-}
-
 // client makes a client with the sockets of the flags and the environment.
 func (b *storageCommands) client(progress client.Progress) (*client.Client, error) {
 	if b.timeout < 0 {
@@ -194,16 +169,6 @@ func (b *storageCommands) client(progress client.Progress) (*client.Client, erro
 		DryRun:     b.dryRun,
 		Progress:   progress,
 	})
-}
-
-// getenv returns the value of a variable, or "" if it is not set.
-func getenv(environ []string, name string) string {
-	for _, entry := range environ {
-		if value, ok := strings.CutPrefix(entry, name+"="); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }
 
 // callPlugin calls the plugin and returns the result, and the calls that a dry run did not make. An error has the exit
@@ -324,14 +289,6 @@ func printCalls(w io.Writer, calls []client.Call) {
 	}
 }
 
-// ageText returns how long ago something was created, such as 5m. The rack's clock may differ from this host's.
-func ageText(created time.Time) string {
-	if created.IsZero() {
-		return "-"
-	}
-	return duration.ShortHumanDuration(max(0, time.Since(created)))
-}
-
 // nameText returns the name of a volume or snapshot for a table. What is in parentheses is no name for commands.
 func nameText(name, cluster, rackName string) string {
 	switch {
@@ -353,14 +310,6 @@ func nodeText(name, id string) string {
 
 // note prints a text that is neither the result nor an error.
 func (b *storageCommands) note(text string) { fmt.Fprintln(b.stderr, "oxide-csi: "+text) }
-
-// sizeText returns a size such as 20GiB, or "" for 0.
-func sizeText(bytes int64) string {
-	if bytes == 0 {
-		return ""
-	}
-	return config.Size(bytes).String()
-}
 
 // complete completes an argument or a flag's value with objects of the plugin: with names, and with IDs for the
 // beginning of an ID and for an object without a name. There are no suggestions if the plugin does not answer.
@@ -410,16 +359,6 @@ func (b *storageCommands) completeNode() cobra.CompletionFunc {
 		}
 		return suggestions, err
 	})
-}
-
-// firstArgument completes only the first argument. The shell completes the others as paths.
-func firstArgument(complete cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveDefault
-		}
-		return complete(cmd, args, prefix)
-	}
 }
 
 // completeFlag completes the value of a flag that the command has.

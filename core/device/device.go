@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 // Package device finds the block device of a disk inside the guest, and proves that a disk is blank before the plugin
 // formats it. It knows sysfs, device nodes and bytes. Package mount mounts.
 //
@@ -19,8 +21,6 @@
 // # May it be formatted
 //
 // [ProveBlank] reads the disk and returns a [Blank], which no other code can make. Formatting takes a Blank.
-//
-// The package is for Linux.
 package device
 
 import (
@@ -34,24 +34,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
-
-// The errors of this package, wrapped with the disk and what was found.
-var (
-	// ErrNotFound means that no disk has the serial, or no disk has it yet.
-	ErrNotFound = errors.New("disk not found in this guest")
-	// ErrAmbiguous means that several disks have the serial, or that a disk which the kernel does not show may have it.
-	ErrAmbiguous = errors.New("disk cannot be told from another one")
-	// ErrMismatch means that the device differs from what the rack or sysfs says: another size, another device number.
-	ErrMismatch = errors.New("device does not match the disk")
-	// ErrInUse means that something holds the device: the guest's own system, a mount, another program.
-	ErrInUse = errors.New("device is in use")
-	// ErrNotBlank means that a disk was not proved blank: it holds something, or it cannot be read.
-	ErrNotBlank = errors.New("refusing to format")
-	// ErrUnreadable means that the device's content cannot be determined.
-	ErrUnreadable = errors.New("cannot read the device")
-	// ErrNoAnswer means that a disk has not answered a read in time. It may answer later.
-	ErrNoAnswer = errors.New("disk does not answer")
 )
 
 // Number is a device number of the kernel.

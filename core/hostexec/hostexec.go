@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 // Package hostexec runs the host's programs that the node plugin needs: blkid, mkfs, mount, cryptsetup, and the
 // programs that check and grow filesystems.
 //
@@ -24,9 +26,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// ErrMissing means that a program is not installed. The error names the program's Debian package.
-var ErrMissing = errors.New("program is not installed")
 
 // folders are the folders for system programs in Debian and similar distributions.
 var folders = []string{"/usr/sbin", "/usr/bin", "/sbin", "/bin"}

@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 package luks
 
 import (
@@ -22,22 +24,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
-)
-
-// The errors of this package.
-var (
-	// ErrPassphrase means that no key slot of the header has the passphrase. Nothing was changed.
-	ErrPassphrase = errors.New("wrong passphrase")
-	// ErrHeader means that cryptsetup cannot read the header.
-	ErrHeader = errors.New("LUKS2 header cannot be read")
-	// ErrNoDeviceMapper means that the kernel has no device-mapper, or no dm-crypt.
-	ErrNoDeviceMapper = errors.New("the kernel cannot open encrypted disks")
-	// ErrBusy means that something uses the mapping.
-	ErrBusy = errors.New("mapping is in use")
-	// ErrMemory means that the derivation of a key needs more memory than there is.
-	ErrMemory = errors.New("not enough memory to derive the key")
-	// ErrCryptsetup is every other failure of cryptsetup.
-	ErrCryptsetup = errors.New("cryptsetup failed")
 )
 
 // DefaultMemoryBytes is the memory of argon2id for new key slots: RFC 9106, section 4, second recommended option.

@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 // Package volumelock lets only one process at a time work on a volume's disk. Programs that it starts share the lock.
 //
 // A program can outlive the plugin. If the plugin is killed while mount(8) runs, the mount appears in the mount table
@@ -23,13 +25,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
-)
-
-var (
-	// ErrHeld means that a program started for the same volume by an earlier process is still running.
-	ErrHeld = errors.New("a program that an earlier process of the plugin started is still running")
-	// ErrNodeHeld means that another volume of the node is using the memory for its key.
-	ErrNodeHeld = errors.New("the key of another volume is being derived on this node")
 )
 
 // pollInterval is the time between two attempts to take a lock.

@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 // Package volumerecord keeps one small file for each volume that this node may hold: <state folder>/volumes/<volume
 // UUID>. The record exists from before the first mount or bind until the disk was let go. It tells every later process
 // of the plugin which disk that is, also after another program has removed the mounts.
@@ -19,11 +21,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/statefile"
-)
-
-var (
-	// ErrUnreadable means that a record exists and cannot be read. So this node may hold the volume.
-	ErrUnreadable = errors.New("record of the volume cannot be read")
 )
 
 // Kind says how the volume is staged.

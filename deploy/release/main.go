@@ -45,7 +45,8 @@ func main() {
 	flag.Parse()
 	r.tools = flag.Args()
 	r.version = strings.TrimPrefix(r.tag, "v")
-	if err := r.run(strings.Split(*platforms, ",")); err != nil {
+	r.platforms = strings.Split(*platforms, ",")
+	if err := r.run(); err != nil {
 		fmt.Fprintf(os.Stderr, "release: %v\n", err)
 		os.Exit(1)
 	}
@@ -53,7 +54,7 @@ func main() {
 
 type release struct {
 	folder, tag, version, commit, ldflags, imageFlags, kustomize string
-	tools                                                        []string
+	tools, platforms                                             []string
 	// build is a temporary folder with the programs, below OS-ARCHITECTURE.
 	build string
 }
@@ -61,11 +62,24 @@ type release struct {
 // The programs of a release.
 const (
 	pluginProgram = "oxide-csi"
-	cosiProgram   = "oxide-cosi" // only for the platform of the images
+	cosiProgram   = "oxide-cosi"
 	simProgram    = "oxide-sim"
 )
 
 var programs = []string{pluginProgram, cosiProgram, simProgram}
+
+// programsFor returns the programs for a platform. All run on nodes, which are the host. People run commands and the
+// simulated rack on a Linux of their own. Elsewhere nothing can be mounted: there the plugin has only commands, and
+// noPlugin is true.
+func programsFor(platform string) (names []string, noPlugin bool) {
+	switch {
+	case platform == host:
+		return programs, false
+	case strings.HasPrefix(platform, "linux/"):
+		return []string{pluginProgram, simProgram}, false
+	}
+	return []string{pluginProgram}, true
+}
 
 // image is a container image with one program.
 type image struct {
@@ -86,7 +100,7 @@ func (r release) images() []image {
 // host is the platform of the images: racks have no other processors.
 const host = "linux/amd64"
 
-func (r release) run(platforms []string) (err error) {
+func (r release) run() (err error) {
 	if r.commit, err = headCommit("."); err != nil {
 		return err
 	}
@@ -97,14 +111,13 @@ func (r release) run(platforms []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.build)) }()
-	for _, platform := range platforms {
-		if err := r.compile(platform); err != nil {
+	var built []string
+	for _, platform := range r.platforms {
+		paths, err := r.compile(platform)
+		if err != nil {
 			return err
 		}
-	}
-	var built []string
-	for _, name := range programs {
-		built = append(built, r.program(host, name))
+		built = append(built, paths...)
 	}
 	contents, err := r.modules(built...)
 	if err != nil {
@@ -129,7 +142,7 @@ func (r release) run(platforms []string) (err error) {
 		digests[image.name] = digest
 		packages = append(packages, debian...)
 	}
-	if err := r.archivePrograms(platforms, notices); err != nil {
+	if err := r.archivePrograms(notices); err != nil {
 		return err
 	}
 	if err := r.deploy(digests); err != nil {
@@ -142,22 +155,21 @@ func (r release) program(platform, name string) string {
 	return filepath.Join(r.build, strings.ReplaceAll(platform, "/", "-"), name)
 }
 
-// compile builds the programs of a platform.
-func (r release) compile(platform string) error {
+// compile builds the programs of a platform, and returns their paths.
+func (r release) compile(platform string) (paths []string, err error) {
 	system, architecture, _ := strings.Cut(platform, "/")
-	for _, name := range programs {
-		if name == cosiProgram && platform != host {
-			continue
-		}
+	names, _ := programsFor(platform)
+	for _, name := range names {
+		path := r.program(platform, name)
 		// Without buildvcs: a build would differ between a clone with tags and one without.
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", r.ldflags,
-			"-o", r.program(platform, name), "./cmd/"+name)
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", r.ldflags, "-o", path, "./cmd/"+name)
 		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOAMD64=v1", "GOOS="+system, "GOARCH="+architecture)
 		if err := run(cmd); err != nil {
-			return err
+			return nil, err
 		}
+		paths = append(paths, path)
 	}
-	return nil
+	return paths, nil
 }
 
 // run runs a program whose output goes to that of this one.
@@ -220,43 +232,39 @@ func layoutDigest(layout string) (string, error) {
 	return index.Manifests[0].Digest.String(), nil
 }
 
-// documents returns what stands beside each program: its man pages and completions.
-func (r release) documents() (map[string]files, error) {
-	documents := map[string]files{}
-	for _, name := range programs {
-		man := filepath.Join(r.build, "man", name)
-		cmd := exec.Command("go", "run", "-tags=man", "-ldflags", r.ldflags, "./cmd/"+name, "man", man)
-		if err := run(cmd); err != nil {
-			return nil, err
-		}
-		f, err := readFolder(man, "man/man1/")
-		if err != nil {
-			return nil, err
-		}
-		for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
-			script, err := exec.Command(r.program(host, name), "completion", shell).Output()
-			if err != nil {
-				return nil, fmt.Errorf("%s completion %s: %w", name, shell, err)
-			}
-			f["completions/"+name+"."+shell] = script
-		}
-		documents[name] = f
+// documents returns what stands beside the program of a platform: its man pages and completions. This machine makes
+// them, with a program that has the same commands.
+func (r release) documents(name string, noPlugin bool) (files, error) {
+	tags, pages := "man", filepath.Join(r.build, "man", name)
+	if noPlugin {
+		tags, pages = "man,noplugin", pages+"-noplugin"
 	}
-	return documents, nil
+	cmd := exec.Command("go", "run", "-tags="+tags, "-ldflags", r.ldflags, "./cmd/"+name, "man", pages)
+	if err := run(cmd); err != nil {
+		return nil, err
+	}
+	f, err := readFolder(pages, "man/man1/")
+	if err != nil {
+		return nil, err
+	}
+	for _, shell := range []string{"bash", "fish", "powershell", "zsh"} {
+		script, err := exec.Command(r.program(host, name), "completion", shell).Output()
+		if err != nil {
+			return nil, fmt.Errorf("%s completion %s: %w", name, shell, err)
+		}
+		f["completions/"+name+"."+shell] = script
+	}
+	return f, nil
 }
 
 // archivePrograms writes the archives of the platforms.
-func (r release) archivePrograms(platforms []string, notices []byte) error {
+func (r release) archivePrograms(notices []byte) error {
 	common := files{"THIRD-PARTY-LICENSES": notices}
 	if err := common.read("LICENSE", "LICENSE"); err != nil {
 		return err
 	}
-	documents, err := r.documents()
-	if err != nil {
-		return err
-	}
-	for _, platform := range platforms {
-		if err := r.archivePlatform(platform, common, documents); err != nil {
+	for _, platform := range r.platforms {
+		if err := r.archivePlatform(platform, common); err != nil {
 			return err
 		}
 	}
@@ -264,20 +272,22 @@ func (r release) archivePrograms(platforms []string, notices []byte) error {
 }
 
 // archivePlatform writes the archive of a platform, and the lists of its contents.
-func (r release) archivePlatform(platform string, common files, documents map[string]files) error {
+func (r release) archivePlatform(platform string, common files) error {
 	f := files{}
 	f.addAll(common)
 	var paths []string
-	for _, name := range programs {
+	names, noPlugin := programsFor(platform)
+	for _, name := range names {
 		path := r.program(platform, name)
-		if _, err := os.Stat(path); err != nil {
-			continue // not built for this platform
-		}
 		paths = append(paths, path)
 		if err := f.read(name, path); err != nil {
 			return err
 		}
-		f.addAll(documents[name])
+		documents, err := r.documents(name, noPlugin)
+		if err != nil {
+			return err
+		}
+		f.addAll(documents)
 	}
 	if platform == host {
 		units, err := readFolder("deploy/systemd", "systemd/")

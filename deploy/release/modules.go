@@ -42,7 +42,7 @@ type contents struct {
 // modules returns the Go modules that the programs link, the standard library among them. It fails if a module has no
 // licence that is known to be compatible with that of this project.
 func (r release) modules(paths ...string) (contents, error) {
-	folders, err := moduleFolders()
+	folders, err := moduleFolders(r.platforms)
 	if err != nil {
 		return contents{}, err
 	}
@@ -78,24 +78,32 @@ func (r release) modules(paths ...string) (contents, error) {
 }
 
 // moduleFolders returns the folders of each module in which licences of the linked packages are: those of its packages,
-// and all above them in the module. The module's own folder is the first.
-func moduleFolders() (map[string][]string, error) {
-	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Dir}}{{end}}\t{{.Dir}}", "./cmd/...")
-	cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
-	}
+// and all above them in the module. The module's own folder is the first. Some packages are linked on one platform.
+func moduleFolders(platforms []string) (map[string][]string, error) {
 	folders := map[string][]string{}
-	for line := range strings.Lines(string(out)) {
-		fields := strings.Split(strings.TrimSpace(line), "\t")
-		if len(fields) != 3 {
-			continue // the standard library
+	for _, platform := range platforms {
+		system, architecture, _ := strings.Cut(platform, "/")
+		names, _ := programsFor(platform)
+		args := []string{"list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Dir}}{{end}}\t{{.Dir}}"}
+		for _, name := range names {
+			args = append(args, "./cmd/"+name)
 		}
-		module, root := fields[0], fields[1]
-		for folder := fields[2]; strings.HasPrefix(folder, root); folder = filepath.Dir(folder) {
-			if !slices.Contains(folders[module], folder) {
-				folders[module] = append(folders[module], folder)
+		cmd := exec.Command("go", args...)
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture)
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		for line := range strings.Lines(string(out)) {
+			fields := strings.Split(strings.TrimSpace(line), "\t")
+			if len(fields) != 3 {
+				continue // the standard library
+			}
+			module, root := fields[0], fields[1]
+			for folder := fields[2]; strings.HasPrefix(folder, root); folder = filepath.Dir(folder) {
+				if !slices.Contains(folders[module], folder) {
+					folders[module] = append(folders[module], folder)
+				}
 			}
 		}
 	}

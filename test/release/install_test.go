@@ -9,11 +9,13 @@ package release
 import (
 	"bytes"
 	"debug/elf"
+	"debug/macho"
 	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,8 +42,8 @@ func TestProgramsStart(t *testing.T) {
 			t.Errorf("%s --help: %v, %s", name, err, out)
 		}
 	}
-	if _, err := os.Stat(path(t, "oxide-csi-VERSION-linux-arm64.tar.gz")); errors.Is(err, os.ErrNotExist) {
-		t.Log("the release was made without linux/arm64")
+	if !slices.Contains(platforms(t), "darwin-arm64") {
+		t.Log("the release was made for linux/amd64 alone")
 		return
 	}
 	folder = programsOf(t, "linux-arm64")
@@ -53,6 +55,22 @@ func TestProgramsStart(t *testing.T) {
 		}
 		must(t, file.Close())
 	}
+	file, err := macho.Open(filepath.Join(programsOf(t, "darwin-arm64"), "oxide-csi"))
+	must(t, err)
+	if file.Cpu != macho.CpuArm64 || !signed(file) {
+		t.Errorf("oxide-csi is for %s, signed: %t", file.Cpu, signed(file))
+	}
+	must(t, file.Close())
+}
+
+// signed reports whether a program of macOS has a code signature, without which macOS on arm64 ends it at once. Go's
+// linker signs without a key.
+func signed(file *macho.File) bool {
+	const codeSignature = 0x1d // LC_CODE_SIGNATURE, in loader.h of macOS
+	return slices.ContainsFunc(file.Loads, func(load macho.Load) bool {
+		raw := load.Raw()
+		return len(raw) >= 4 && file.ByteOrder.Uint32(raw) == codeSignature
+	})
 }
 
 // TestUnitsStartTheProgram checks that systemd accepts the units with the program of the archive in its place.

@@ -28,7 +28,8 @@ func TestLintHasAllTags(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, ".golangci.yaml")), &lint); err != nil {
 		t.Fatal(err)
 	}
-	tags := buildTags(t)
+	// This tag takes the plugin away, so that less would be linted.
+	tags := slices.DeleteFunc(buildTags(t), func(tag string) bool { return tag == "noplugin" })
 	slices.Sort(lint.Run.BuildTags)
 	if diff := cmp.Diff(tags, lint.Run.BuildTags); diff != "" {
 		t.Errorf("build tags of the Go files (-) and .golangci.yaml (+):\n%s", diff)

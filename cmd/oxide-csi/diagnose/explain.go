@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
@@ -120,16 +119,23 @@ func Verdict(f Facts) Symptom {
 	return unknown
 }
 
+// Guest is the machine that the process runs on, as far as it may be the node of a volume.
+type Guest interface {
+	// Steps returns the links between the instance and the workload: device, filesystem and mounts. There are none if
+	// this guest does not have the disk.
+	Steps(ctx context.Context, diskName string) []metadata.TraceStep
+}
+
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
 // it reads what the orchestrator repeats of the node plugin's answers: that needs no right to run or reach anything
-// there. If this machine is the node, it also looks at the devices below guest and at the mounts.
+// there. If this machine is the node, it also asks guest, which is nil if this machine cannot be a node.
 func Explain(
 	ctx context.Context,
 	subject metadata.Subject,
 	tracer metadata.Tracer,
 	racks []*rack.Client,
 	cluster string,
-	guest device.Roots,
+	guest Guest,
 ) (Explanation, error) {
 	f, err := collect(ctx, subject, tracer, racks, cluster)
 	if err == nil && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
@@ -247,6 +253,23 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 		}
 	}
 	f.InstanceGone = gone > 0 && gone == len(racks)
+}
+
+// guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.
+// Elsewhere one link says so.
+func (f Facts) guestSteps(ctx context.Context, guest Guest) []metadata.TraceStep {
+	if f.Disk == nil || f.Disk.InstanceID == "" {
+		return nil
+	}
+	if guest != nil {
+		if steps := guest.Steps(ctx, f.Disk.Name); len(steps) > 0 {
+			return steps
+		}
+	}
+	return []metadata.TraceStep{{
+		Link: "device", Object: "device in the guest of " + f.Disk.InstanceID,
+		State: "not read: run explain on that instance",
+	}}
 }
 
 // chain puts the rack's links and those of the node's guest between those of the orchestrator.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -273,7 +272,7 @@ func TestStories(t *testing.T) {
 				traced(trace),
 				[]*rack.Client{client},
 				coretest.Cluster,
-				device.Roots{},
+				diagnose.Devices{},
 			)
 			if err != nil || got.Reason != s.reason {
 				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)
@@ -315,7 +314,7 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 			traced(trace),
 			[]*rack.Client{newRack(t, r)},
 			coretest.Cluster,
-			device.Roots{},
+			nil,
 		)
 		coretest.Must(t, err)
 		for _, want := range test.want {
@@ -351,7 +350,7 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	r := coretest.New(t)
 	id, racks := r.Create(t, "postgres"), []*rack.Client{newRack(t, r)}
 	for _, subject := range []metadata.Subject{{VolumeID: id}, {Name: "postgres"}} {
-		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster, device.Roots{})
+		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster, nil)
 		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, id) {
 			t.Errorf("%+v: %+v, %v", subject, got, err)
 		}
@@ -362,7 +361,7 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 		nil,
 		racks,
 		coretest.Cluster,
-		device.Roots{},
+		nil,
 	); err == nil {
 		t.Errorf("%+v", got)
 	}
@@ -386,7 +385,7 @@ func TestExplainADisk(t *testing.T) {
 	racks := []*rack.Client{newRack(t, r)}
 	for name, tracer := range map[string]metadata.Tracer{"orchestrator": knows(id), "only the rack": nil} {
 		subject := metadata.Subject{VolumeID: disk.Id}
-		got, err := diagnose.Explain(t.Context(), subject, tracer, racks, coretest.Cluster, device.Roots{})
+		got, err := diagnose.Explain(t.Context(), subject, tracer, racks, coretest.Cluster, nil)
 		if err != nil || got.Reason != "Works" || len(got.Messages) > 0 || !strings.Contains(got.Verdict, id) ||
 			len(got.Chain) != 1 || !strings.Contains(got.Chain[0].Object, string(disk.Name)) {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -394,7 +393,7 @@ func TestExplainADisk(t *testing.T) {
 	}
 	got, err := diagnose.Explain(
 		t.Context(), metadata.Subject{VolumeID: coretest.NoVolumeID}, knows(coretest.NoVolumeID), racks, coretest.Cluster,
-		device.Roots{})
+		nil)
 	if err != nil || got.Reason != "DiskGone" || got.Chain[0].Object != "disk of volume "+coretest.NoVolumeID {
 		t.Errorf("an ID that no rack knows: %+v, %v", got, err)
 	}
@@ -413,7 +412,7 @@ func TestExplainSaysThatTheOrchestratorWasNotAsked(t *testing.T) {
 	r := coretest.New(t)
 	racks := []*rack.Client{newRack(t, r)}
 	subject := metadata.Subject{VolumeID: r.Create(t, "x")}
-	got, err := diagnose.Explain(t.Context(), subject, unreachable{}, racks, coretest.Cluster, device.Roots{})
+	got, err := diagnose.Explain(t.Context(), subject, unreachable{}, racks, coretest.Cluster, nil)
 	if err != nil || len(got.Chain) != 1 || len(got.Messages) != 1 ||
 		!strings.Contains(got.Messages[0].Text, "not asked: connection refused") {
 		t.Errorf("%+v, %v", got, err)
@@ -425,7 +424,7 @@ func TestExplainSaysThatTheOrchestratorWasNotAsked(t *testing.T) {
 		unreachable{},
 		racks,
 		coretest.Cluster,
-		device.Roots{},
+		nil,
 	); err == nil {
 		t.Errorf("%+v", got)
 	}

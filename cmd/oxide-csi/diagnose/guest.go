@@ -2,6 +2,8 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
+//go:build linux
+
 package diagnose
 
 import (
@@ -19,19 +21,16 @@ import (
 // probeTimeout limits how long the content of a device is looked for. The disk may not answer.
 const probeTimeout = 5 * time.Second
 
-// guestSteps returns the links between the instance and the workload: device, filesystem and mounts. They can be seen
-// only on the instance itself. Elsewhere one link says so.
-func (f Facts) guestSteps(ctx context.Context, guest device.Roots) []metadata.TraceStep {
-	if f.Disk == nil || f.Disk.InstanceID == "" {
-		return nil
-	}
+// Devices is the [Guest] that this machine is. It reads the devices below the roots, and the mounts.
+type Devices device.Roots
+
+// Steps looks for the disk by its serial.
+func (d Devices) Steps(ctx context.Context, diskName string) []metadata.TraceStep {
+	guest := device.Roots(d)
 	disks, _ := guest.Disks() // this machine may have no NVMe disks at all
-	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(f.Disk.Name) })
+	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(diskName) })
 	if here < 0 {
-		return []metadata.TraceStep{{
-			Link: "device", Object: "device in the guest of " + f.Disk.InstanceID,
-			State: "not read: run explain on that instance",
-		}}
+		return nil
 	}
 	disk := disks[here]
 	state := "ready"
@@ -46,7 +45,7 @@ func (f Facts) guestSteps(ctx context.Context, guest device.Roots) []metadata.Tr
 		return append(steps, metadata.TraceStep{Link: "mount", Object: "mounts", State: err.Error()})
 	}
 	mounts := table.OfDevice(disk.Number)
-	steps = append(steps, f.filesystemStep(ctx, guest, disk, mounts))
+	steps = append(steps, filesystemStep(ctx, guest, disk, mounts))
 	for _, m := range mounts {
 		state := "writable"
 		if m.ReadOnly {
@@ -62,7 +61,7 @@ func (f Facts) guestSteps(ctx context.Context, guest device.Roots) []metadata.Tr
 
 // filesystemStep returns what the device holds. Of a mounted filesystem the mount table tells it, so that a disk that
 // does not answer is not read.
-func (f Facts) filesystemStep(
+func filesystemStep(
 	ctx context.Context, guest device.Roots, disk device.Disk, mounts []mount.Entry,
 ) metadata.TraceStep {
 	step := metadata.TraceStep{Link: "filesystem", Object: "content of " + disk.Name}
