@@ -93,7 +93,7 @@ e2e-release: release ## follow all tutorials with the files of a release alone, 
 	test/programs/build.sh cluster sidecars helm nomad docker versitygw
 	$(WITH_RELEASE) -run='Tutorial$$' ./cmd/oxide-sim
 	$(WITH_RELEASE) -tags=systemd -run='^TestTutorial$$' ./test/systemd
-	$(WITH_RELEASE) -tags=nomad -run='^TestTutorial$$' ./test/nomad
+	$(WITH_RELEASE) -tags=nomad,release -run='^(TestTutorial|TestRelease)$$' ./test/nomad
 	$(WITH_RELEASE) -tags=k8s,buckets,release -run='^(TestTutorial|TestBuckets|TestRelease)$$' ./test/k8s
 
 .PHONY: print-image-tools
