@@ -90,7 +90,7 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 	}
 	if len(parts) == 0 {
 		return nil, usage(
-			"there is nothing to examine: set --oxide-host for a rack, --mode=node for this node, or --kubeconfig",
+			"there is nothing to examine: set --oxide-host for a rack, --kubeconfig or NOMAD_ADDR, or --mode=node on a node",
 		)
 	}
 	found := make([][]metadata.Finding, len(parts))
