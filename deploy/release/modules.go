@@ -82,27 +82,14 @@ func (r release) modules(paths ...string) (contents, error) {
 func moduleFolders(platforms []string) (map[string][]string, error) {
 	folders := map[string][]string{}
 	for _, platform := range platforms {
-		system, architecture, _ := strings.Cut(platform, "/")
-		names, _ := programsFor(platform)
-		args := []string{"list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Dir}}{{end}}\t{{.Dir}}"}
-		for _, name := range names {
-			args = append(args, "./cmd/"+name)
-		}
-		cmd := exec.Command("go", args...)
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture)
-		out, err := cmd.Output()
+		packages, err := linkedPackages(platform)
 		if err != nil {
-			return nil, fmt.Errorf("go list: %w", err)
+			return nil, err
 		}
-		for line := range strings.Lines(string(out)) {
-			fields := strings.Split(strings.TrimSpace(line), "\t")
-			if len(fields) != 3 {
-				continue // the standard library
-			}
-			module, root := fields[0], fields[1]
-			for folder := fields[2]; strings.HasPrefix(folder, root); folder = filepath.Dir(folder) {
-				if !slices.Contains(folders[module], folder) {
-					folders[module] = append(folders[module], folder)
+		for _, p := range packages {
+			for folder := p.folder; strings.HasPrefix(folder, p.root); folder = filepath.Dir(folder) {
+				if !slices.Contains(folders[p.module], folder) {
+					folders[p.module] = append(folders[p.module], folder)
 				}
 			}
 		}
@@ -111,6 +98,31 @@ func moduleFolders(platforms []string) (map[string][]string, error) {
 		slices.Sort(list)
 	}
 	return folders, nil
+}
+
+// linkedPackage is a package of a module. root is the folder of the module.
+type linkedPackage struct{ module, root, folder string }
+
+// linkedPackages returns the packages that the programs for a platform link, without those of the standard library.
+func linkedPackages(platform string) (packages []linkedPackage, err error) {
+	system, architecture, _ := strings.Cut(platform, "/")
+	names, _ := programsFor(platform)
+	args := []string{"list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Dir}}{{end}}\t{{.Dir}}"}
+	for _, name := range names {
+		args = append(args, "./cmd/"+name)
+	}
+	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture)
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list for %s: %w", platform, err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if fields := strings.Split(strings.TrimSpace(line), "\t"); len(fields) == 3 {
+			packages = append(packages, linkedPackage{fields[0], fields[1], fields[2]})
+		}
+	}
+	return packages, nil
 }
 
 // licences are the licences that may be linked into a program under MPL-2.0, with sentences that are all in its text,
