@@ -149,6 +149,9 @@ func TestKubectlPlugin(t *testing.T) {
 	}{
 		{nil, []string{"kubectl oxide [command]", "  kubectl oxide explain default/data"}},
 		{[]string{"explain", "--help"}, []string{"kubectl oxide explain VOLUME", "  kubectl oxide explain default/data --kubeconfig="}},
+		{[]string{"doctor", "--help"}, []string{
+			"  kubectl -n oxide-csi exec ds/oxide-csi-node -- /oxide-csi doctor\n", "  kubectl oxide doctor --kubeconfig=",
+		}},
 		{[]string{"volume", "list", "--help"}, []string{"kubectl oxide volume list [flags]", "  kubectl oxide volume list --watch\n"}},
 	} {
 		got := help(test.args...)

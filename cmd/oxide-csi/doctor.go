@@ -29,7 +29,8 @@ line is ok, a warning or a failure, with what was looked at, what was found and 
 It examines a rack if the settings of a rack are set, as in the controller's container; the node if --mode, the Node's
 name or the state folder says that this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR.
 Which restarts are planned, and why one has not begun, it asks of a controller on this host, at --endpoint of that
-controller (CSI_ENDPOINT); elsewhere it reads the controller's last reports in the orchestrator.
+controller (CSI_ENDPOINT); elsewhere it reads the controller's last reports in the orchestrator. On macOS it examines
+racks and the orchestrator alone.
 
 ` + operatorHelp + `
 
@@ -45,7 +46,8 @@ func doctorCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		Short: "Examine rack, node and orchestrator",
 		Long:  doctorHelp,
 		Example: `  kubectl -n oxide-csi exec deploy/oxide-csi-controller -- /oxide-csi doctor
-  kubectl -n oxide-csi exec ds/oxide-csi-node -- /oxide-csi doctor`,
+  kubectl -n oxide-csi exec ds/oxide-csi-node -- /oxide-csi doctor
+  oxide-csi doctor --kubeconfig=$HOME/.kube/config`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -81,13 +83,15 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 			})
 		}
 	}
-	parts = append(parts, examineHost(ctx, cfg, o.environ, log)...)
+	node, restarts := examineHost(ctx, cfg, o.environ, log)
+	parts = append(parts, node...)
 	if orchestrator := examiner(cfg); orchestrator != nil {
 		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
 		if lister, ok := orchestrator.(metadata.ClassLister); ok {
 			parts = append(parts, func() []metadata.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
 		}
 	}
+	parts = append(parts, restarts...)
 	if len(parts) == 0 {
 		return nil, usage(
 			"there is nothing to examine: set --oxide-host for a rack, --kubeconfig or NOMAD_ADDR, or --mode=node on a node",

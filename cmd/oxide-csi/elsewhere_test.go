@@ -5,6 +5,7 @@
 package main_test
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -13,31 +14,45 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // TestWithoutThePlugin runs the program that macOS gets, built for this machine: it has the commands that need neither
-// the plugin nor its host, and they work.
+// the plugin nor its host, and they work. They look at nothing on this host, which is a node with the volume's disk.
 func TestWithoutThePlugin(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, false)
+	h := newHostWithGuest(t, false)
 	id := h.ok(t, "volume", "create", "postgres", "--size=1GiB")
 	h.ok(t, "volume", "attach", id)
-	program := filepath.Join(h.dir, "noplugin")
+	guest := h.sim.Instances[0].Guest
+	environ := append(h.rackEnv(t),
+		"OXIDE_CSI_DEV_ROOT="+guest+"/dev", "OXIDE_CSI_SYS_ROOT="+guest+"/sys", "OXIDE_CSI_MODE=all")
+	program, link := filepath.Join(h.dir, "noplugin"), filepath.Join(h.dir, "kubectl-oxide")
 	if out, err := exec.Command("go", "build", "-tags=noplugin", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := func(args ...string) string {
+	must(t, os.Symlink(program, link))
+	run := func(name string, code int, args ...string) string {
 		t.Helper()
-		cmd := exec.Command(program, args...)
-		cmd.Env = append(baseEnv(), h.rackEnv(t)...)
+		cmd := exec.Command(name, args...)
+		cmd.Env = append(baseEnv(), environ...)
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("%v: %v, %s", args, err, out)
+		if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != code {
+			t.Errorf("%v: %v, want exit code %d: %s", args, err, code, out)
 		}
 		return string(out)
 	}
+	says := func(out string, wanted ...string) {
+		t.Helper()
+		for _, want := range wanted {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in: %s", want, out)
+			}
+		}
+	}
 	var commands []string
-	for _, match := range regexp.MustCompile(`(?m)^  ([a-z-]+) +[A-Z]`).FindAllStringSubmatch(run(), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^  ([a-z-]+) +[A-Z]`).FindAllStringSubmatch(run(program, 0), -1) {
 		commands = append(commands, match[1])
 	}
 	slices.Sort(commands)
@@ -45,15 +60,22 @@ func TestWithoutThePlugin(t *testing.T) {
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("commands (-want +got):\n%s", diff)
 	}
-	unseen := "device in the guest of " + h.sim.Instances[0].ID
-	if got := run("explain", id); !strings.Contains(got, "disk ") || !strings.Contains(got, unseen) {
-		t.Errorf("explain: %s", got)
-	}
-	if got := run("doctor"); !strings.Contains(got, "API version") || strings.Contains(got, "NVMe") {
+	says(run(link, 0), "kubectl oxide says what is wrong", "  kubectl oxide explain default/data")
+	says(run(program, 0, "explain", id), "disk ", "device in the guest of "+h.sim.Instances[0].ID+"  not read")
+	if got := run(program, 0, "doctor"); !strings.Contains(got, "API version") || strings.Contains(got, "NVMe") {
 		t.Errorf("doctor: %s", got)
 	}
-	out, err := exec.Command(program, "--mode=node").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "--mode: unknown flag") {
-		t.Errorf("it serves: %v, %s", err, out)
+	if got := run(program, 0, "doctor", "--help"); !strings.Contains(got, "--oxide-host") ||
+		strings.Contains(got, "--mode ") || strings.Contains(got, "--state-dir") {
+		t.Errorf("doctor --help: %s", got)
 	}
+	kubeconfig := serveCluster(t, simtest.NewCluster(canary, pvList, pvcList))
+	says(run(program, 0, "orphans", kubeconfig), "1 orphans")
+	bundle := filepath.Join(h.dir, "bundle.tar.gz")
+	run(program, 0, "support-bundle", bundle, kubeconfig)
+	if _, err := os.Stat(bundle); err != nil {
+		t.Error(err)
+	}
+	says(run(program, 2, "volume", "list", "--watch"), "oxide-csi volume needs the plugin: run it on a host of the plugin")
+	says(run(program, 2, "--mode=node"), "--mode: unknown flag")
 }

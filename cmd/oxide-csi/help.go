@@ -33,8 +33,7 @@ const usageWidth = 120
 func printUsage(cmd *cobra.Command) error {
 	w := cmd.OutOrStderr()
 	if cmd.HasExample() {
-		example := strings.ReplaceAll(cmd.Example, "oxide-csi ", cmd.Root().CommandPath()+" ")
-		fmt.Fprintf(w, "Examples:\n%s\n\n", example)
+		fmt.Fprintf(w, "Examples:\n%s\n\n", examples(cmd))
 	}
 	fmt.Fprint(w, "Usage:")
 	if cmd.Runnable() {
@@ -66,6 +65,19 @@ func printUsage(cmd *cobra.Command) error {
 	}
 	fmt.Fprintln(w)
 	return nil
+}
+
+// examples returns a command's examples with the name by which this program was started. A line of kubectl runs the
+// program of a container, which keeps its name.
+func examples(cmd *cobra.Command) string {
+	var text strings.Builder
+	for line := range strings.Lines(cmd.Example) {
+		if !strings.HasPrefix(line, "  kubectl ") {
+			line = strings.ReplaceAll(line, "oxide-csi ", cmd.Root().CommandPath()+" ")
+		}
+		text.WriteString(line)
+	}
+	return text.String()
 }
 
 // printNote prints a text below flags, wrapped like their help texts.

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
@@ -54,6 +55,9 @@ func addPlugin(root *cobra.Command, environ []string, stdout, stderr io.Writer) 
 	)
 }
 
+// hideNodeFlags hides nothing: this machine may be a node.
+func hideNodeFlags(*pflag.FlagSet) {}
+
 // guestOf returns what explain looks at on this host.
 func guestOf(cfg config.Config) diagnose.Guest {
 	return diagnose.Devices(device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot})
@@ -62,16 +66,16 @@ func guestOf(cfg config.Config) diagnose.Guest {
 // examineHost returns what doctor examines on this host: the node, if it is one, and the controller's restarts.
 func examineHost(
 	ctx context.Context, cfg config.Config, environ []string, log *slog.Logger,
-) (parts []func() []metadata.Finding) {
+) (node, restarts []func() []metadata.Finding) {
 	if isNode(cfg, environ) {
-		parts = append(parts, func() []metadata.Finding {
+		node = append(node, func() []metadata.Finding {
 			return diagnose.ExamineNode(ctx, nodeToExamine(cfg, environ, log))
 		})
 	}
 	if socket, ok := controllerSocket(cfg, environ); ok {
-		parts = append(parts, func() []metadata.Finding { return examineRestarts(ctx, socket) })
+		restarts = append(restarts, func() []metadata.Finding { return examineRestarts(ctx, socket) })
 	}
-	return parts
+	return node, restarts
 }
 
 // isNode reports whether this machine is, or should be, a node.

@@ -60,7 +60,7 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 	root := command(environ, stdout, stderr)
 	if isKubectlPlugin {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl oxide"}
-		withoutPlugin(root, "kubectl oxide")
+		withoutPlugin(root)
 	}
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
@@ -85,9 +85,10 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 // kubectlPlugin is the name of a link to this program with which kubectl runs it as "kubectl oxide".
 const kubectlPlugin = "kubectl-oxide"
 
-// withoutPlugin makes root print its help, which has the name of the program: nothing is served.
-func withoutPlugin(root *cobra.Command, name string) {
-	root.Short, root.Long = "Volumes on Oxide racks", name+" shows and repairs volumes on Oxide racks."
+// withoutPlugin makes root serve nothing: it prints its help.
+func withoutPlugin(root *cobra.Command) {
+	root.Short = "Volumes on Oxide racks"
+	root.Long = root.CommandPath() + " says what is wrong with volumes on Oxide racks, and who has to act."
 	root.Example = "  oxide-csi explain default/data\n  oxide-csi doctor"
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	root.ResetFlags()

@@ -36,6 +36,7 @@ func (o *operator) command(cmd *cobra.Command, run func(*cobra.Command, config.C
 	flags := cmd.Flags()
 	flags.BoolVar(&o.json, "json", false, "print the result as one JSON value")
 	config.OperatorFlags(flags)
+	hideNodeFlags(flags)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, warnings, err := config.LoadOperator(flags, o.environ)
 		for _, warning := range warnings {

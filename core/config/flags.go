@@ -64,7 +64,7 @@ func Groups(fs *pflag.FlagSet) (groups []Group, others *pflag.FlagSet) {
 	})
 	for _, s := range settings() {
 		flag := fs.Lookup(s.flag)
-		if s.hidden || flag == nil || others.Lookup(s.flag) != nil {
+		if flag == nil || flag.Hidden || others.Lookup(s.flag) != nil {
 			continue
 		}
 		if len(groups) == 0 || groups[len(groups)-1].Name != s.group {

@@ -57,6 +57,8 @@ type release struct {
 	tools, platforms                                             []string
 	// build is a temporary folder with the programs, below OS-ARCHITECTURE.
 	build string
+	// folders are those of [moduleFolders].
+	folders map[string][]string
 }
 
 // The programs of a release.
@@ -68,9 +70,9 @@ const (
 
 var programs = []string{pluginProgram, cosiProgram, simProgram}
 
-// programsFor returns the programs for a platform. All run on nodes, which are the host. People run commands and the
-// simulated rack on a Linux of their own. Elsewhere nothing can be mounted: there the plugin has only commands, and
-// noPlugin is true.
+// programsFor returns the programs for a platform. The host gets all, because its platform is that of nodes and images.
+// People run commands and the simulated rack on a Linux of their own. Elsewhere nothing can be mounted: there the
+// plugin has only commands, and noPlugin is true.
 func programsFor(platform string) (names []string, noPlugin bool) {
 	switch {
 	case platform == host:
@@ -111,6 +113,9 @@ func (r release) run() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.build)) }()
+	if r.folders, err = moduleFolders(r.platforms); err != nil {
+		return err
+	}
 	var built []string
 	for _, platform := range r.platforms {
 		paths, err := r.compile(platform)
@@ -232,8 +237,9 @@ func layoutDigest(layout string) (string, error) {
 	return index.Manifests[0].Digest.String(), nil
 }
 
-// documents returns what stands beside the program of a platform: its man pages and completions. This machine makes
-// them, with a program that has the same commands.
+// documents returns what stands beside the program of a platform: man pages and completions. This machine makes the man
+// pages with a program that has the same commands. Completions ask the program for its commands, so those of the host
+// serve all.
 func (r release) documents(name string, noPlugin bool) (files, error) {
 	tags, pages := "man", filepath.Join(r.build, "man", name)
 	if noPlugin {

@@ -42,10 +42,6 @@ type contents struct {
 // modules returns the Go modules that the programs link, the standard library among them. It fails if a module has no
 // licence that is known to be compatible with that of this project.
 func (r release) modules(paths ...string) (contents, error) {
-	folders, err := moduleFolders(r.platforms)
-	if err != nil {
-		return contents{}, err
-	}
 	goroot, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return contents{}, fmt.Errorf("go env GOROOT: %w", err)
@@ -66,7 +62,7 @@ func (r release) modules(paths ...string) (contents, error) {
 			if slices.ContainsFunc(c.components, func(c component) bool { return c.name == module.Path }) {
 				continue
 			}
-			found, err := licensed(module.Path, folders[module.Path])
+			found, err := licensed(module.Path, r.folders[module.Path])
 			if err != nil {
 				return contents{}, err
 			}

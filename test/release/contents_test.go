@@ -34,17 +34,23 @@ var imagePrograms = map[string]string{
 	"oxide-csi-plugin": "oxide-csi", "oxide-csi-controller": "oxide-csi", "oxide-cosi": "oxide-cosi",
 }
 
-// platforms returns the platforms of the archives of programs.
+// platforms returns the platforms of the archives of programs. PLATFORMS, if it is set, says which they must be.
 func platforms(t *testing.T) (found []string) {
 	t.Helper()
 	prefix, suffix := path(t, "oxide-csi-VERSION-"), ".tar.gz"
-	paths, err := filepath.Glob(prefix + "*64" + suffix)
+	paths, err := filepath.Glob(prefix + "*64" + suffix) // the archive of manifests has the same beginning
 	must(t, err)
 	for _, path := range paths {
 		found = append(found, strings.TrimSuffix(strings.TrimPrefix(path, prefix), suffix))
 	}
 	if !slices.Contains(found, "linux-amd64") {
 		t.Fatalf("the release has programs for %q", found)
+	}
+	if wanted := os.Getenv("PLATFORMS"); wanted != "" {
+		sorted := slices.Sorted(strings.SplitSeq(strings.ReplaceAll(wanted, "/", "-"), ","))
+		if diff := cmp.Diff(sorted, found); diff != "" {
+			t.Fatalf("platforms (-PLATFORMS +release):\n%s", diff)
+		}
 	}
 	return found
 }
