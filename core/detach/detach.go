@@ -5,7 +5,6 @@
 package detach
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -41,16 +39,21 @@ var (
 	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process
 	// has detached the disk.
 	ErrNotDeferred = errors.New("the detach is not deferred any more")
-	// errUnanswered says that the rack may have detached the disk, or may still do so.
-	errUnanswered = errors.New("the detach has no answer yet")
+	// errUnanswered says that the rack may have done what it was asked for under the detaching record, or may still do so.
+	errUnanswered = errors.New("the rack has not answered yet")
 )
 
 const (
 	// repetitionTime is how long a deferred detach that is over is remembered. Nomad repeats the unpublish of an old
 	// allocation when that allocation's client comes back, and when it collects the allocation's claim (each 5 minutes).
 	repetitionTime = 10 * time.Minute
-	// detachTime limits the steps up to the request to detach. core/rack waits up to 30 s more for the rack's answer.
+	// detachTime limits the steps up to the request that is made under a detaching record. core/rack waits up to 30 s more
+	// for the rack's answer.
 	detachTime = 30 * time.Second
+	// A process that uses a record again which was over looks so often, and with this pause, whether another process is
+	// deleting it. That takes two calls of the rack.
+	keptLooks = 10
+	keptPause = time.Second
 	// detachingLifetime is how long such a record counts if its holder does not remove it. No holder takes that long.
 	detachingLifetime = 2 * time.Minute
 )
@@ -74,9 +77,6 @@ type Detacher struct {
 	opts Options
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
-
-	// over has a lock for each volume. It guards the volume's record that is over, which is either reused or deleted.
-	over *keylock.Locks
 
 	mu sync.Mutex
 	// seen is since when the records have their text, by record ID.
@@ -105,7 +105,6 @@ func New(r Rack, opts Options) *Detacher {
 		rack:      r,
 		opts:      opts,
 		wake:      make(chan struct{}, 1),
-		over:      keylock.New(),
 		seen:      map[string]seenText{},
 		refused:   map[string]time.Time{},
 		deleting:  map[string]bool{},
@@ -191,11 +190,6 @@ func (d *Detacher) reuse(
 	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
 ) (done bool, err error) {
-	release, err := d.lockOver(ctx, wanted.VolumeID)
-	if err != nil {
-		return false, err
-	}
-	defer release()
 	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return false, err
@@ -225,38 +219,49 @@ func (d *Detacher) reuse(
 	}
 	updated, err := d.update(ctx, old, &now)
 	d.wakeUp()
+	if old.Over && updated {
+		return d.kept(ctx, old)
+	}
 	return updated, err
 }
 
-// expire deletes a record that is over, unless it was used again since it was listed.
-func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
-	release, err := d.lockOver(ctx, listed.VolumeID)
-	if err != nil {
-		return err
+// kept reports whether a record that was over is still there after it was used again. A process that has found it over
+// deletes it under the volume's detaching record, so the end of that one is awaited. If this takes long, the error says
+// so, although the record is probably kept.
+func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
+	for range keptLooks {
+		set, err := d.List(ctx)
+		if err != nil {
+			return false, err
+		}
+		if !set.Detaching(used.VolumeID) {
+			return set.records[used.VolumeID].recordID == used.recordID, nil
+		}
+		select {
+		case <-time.After(keptPause):
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
 	}
-	defer release()
-	set, err := d.List(ctx)
-	if err != nil {
-		return err
-	}
-	if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
-		return nil
-	}
-	return d.delete(ctx, listed.recordID)
+	return false, fmt.Errorf("the record of volume %s is being changed: %w", used.VolumeID, rack.ErrUnavailable)
 }
 
-// lockOver waits while another call of this process reuses or deletes the record of a volume. That call asks the rack,
-// so the wait ends with ctx too.
-func (d *Detacher) lockOver(ctx context.Context, volumeID string) (release func(), err error) {
-	release, ok := d.over.Acquire(ctx, volumeID, detachTime)
-	if !ok {
-		return nil, fmt.Errorf(
-			"the record of volume %s is being changed: %w",
-			volumeID,
-			cmp.Or(ctx.Err(), rack.ErrUnavailable),
-		)
-	}
-	return release, nil
+// expire deletes a record that is over, unless it was used again since it was listed. Another process may be using it
+// again now: it looks for the detaching record afterwards.
+func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
+	return d.hold(ctx, listed.VolumeID, func(ctx context.Context) error {
+		set, err := d.List(ctx)
+		if err != nil {
+			return err
+		}
+		if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
+			return nil
+		}
+		if err := d.delete(ctx, listed.recordID); err != nil {
+			return fmt.Errorf("%w: %w", errUnanswered, err)
+		}
+		return nil
+	})
 }
 
 // TakeBack ends the deferred detach of a volume that is published. After it no process detaches the volume's disk.
@@ -341,6 +346,12 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 // returns [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only
 // while the instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
+	return d.hold(ctx, volumeID, func(ctx context.Context) error { return d.detachNow(ctx, volumeID, instanceID) })
+}
+
+// hold does something while this process has the volume's detaching record. [ErrDetaching] means that another one has
+// it.
+func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
 	defer cancel()
 	mine := detaching{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Holder: uuid.NewString()}
@@ -352,9 +363,9 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 		d.abandon(mine.Holder)
 		return err
 	}
-	err = d.detachNow(ctx, volumeID, instanceID)
+	err = do(ctx)
 	if errors.Is(err, errUnanswered) {
-		return err // the rack may still detach the disk, so the record stays for its lifetime
+		return err // the rack may still do it, so the record stays for its lifetime
 	}
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
 	defer cancelAfter()

@@ -13,12 +13,13 @@
 //
 //   - The deferred detach names the instance that must lose the disk. It has a state: waiting for the end
 //     of the grace period, waiting for an event ("untimed"), or over.
-//   - The detaching record says that a process is detaching the disk now.
+//   - The detaching record says that a process is detaching the disk now, or deletes a deferred detach that is over.
 //
 // Creating a record is the only atomic operation of a rack. To detach a disk, a process first creates the detaching
 // record and then reads the deferred detach again. To publish a volume, a process first ends the deferred detach and
 // then looks for a detaching record. So one of the two always sees the other and gives way: a disk that was published
-// again is never detached.
+// again is never detached. The same holds for a deferred detach that is over: to delete it, a process creates the
+// detaching record and reads it again; to use it again, a process updates it and then looks for a detaching record.
 //
 // # Late repetitions
 //

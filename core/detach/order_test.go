@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
@@ -245,4 +246,47 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 			t.Logf("%d orders", orders)
 		})
 	}
+}
+
+// lookOnce makes a detacher carry out what is due.
+func lookOnce(t *testing.T, d *detach.Detacher) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	d.Run(ctx)
+}
+
+// In whatever order the calls of an unpublish and of a process that deletes the volume's record which is over follow
+// each other, an unpublish that has succeeded leaves a deferred detach.
+func TestRecordThatIsUsedAgainIsNeverDeleted(t *testing.T) {
+	orders := everyOrder(func(choose func([]string) string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{holder: instance, turn: func(string) {}}
+			old := newDetacher(actor{w, "expire"})
+			must(t, old.Defer(t.Context(), volume, instance))
+			must(t, old.TakeBack(t.Context(), volume))
+			lookOnce(t, old)
+			time.Sleep(time.Hour)
+			var unpublished error
+			order := run(w, map[string]func(){
+				"expire": func() { lookOnce(t, old) },
+				"unpublish": func() {
+					unpublished = newDetacher(actor{w, "unpublish"}).Defer(t.Context(), volume, instance)
+				},
+			}, choose)
+			w.turn = func(string) {}
+			set, err := newDetacher(actor{w, ""}).List(t.Context())
+			must(t, err)
+			if _, ok := set.Of(volume, instance); unpublished == nil && !ok {
+				t.Fatalf("the unpublish succeeded, and the detach is not deferred: %s", strings.Join(order, " "))
+			}
+			if set.Detaching(volume) {
+				t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
+			}
+		})
+	})
+	if orders < 30 {
+		t.Errorf("only %d orders", orders)
+	}
+	t.Logf("%d orders", orders)
 }

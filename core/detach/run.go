@@ -105,10 +105,14 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
 	since := d.sinceSeen(deferred.recordID, deferred.text)
 	if deferred.Over {
-		if since >= repetitionTime {
-			return maxPause, d.expire(ctx, deferred)
+		if since < repetitionTime {
+			return maxPause, nil
 		}
-		return maxPause, nil
+		err := d.expire(ctx, deferred)
+		if errors.Is(err, ErrDetaching) { // another process deletes it
+			err = nil
+		}
+		return maxPause, err
 	}
 	left := d.Left(deferred)
 	if deferred.Untimed || left > 0 || d.refusedLately(deferred.recordID) {

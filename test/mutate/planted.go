@@ -850,6 +850,22 @@ var planted = []bug{
 		test:     "TestLateDeletionOfARecord",
 	},
 	{
+		name:     "detach: a record that is over is deleted without a detaching record",
+		file:     "core/detach/detach.go",
+		original: "\treturn d.hold(ctx, listed.VolumeID, func(ctx context.Context) error {\n",
+		planted:  "\thold := func(do func(context.Context) error) error { return do(ctx) }\n\treturn hold(func(ctx context.Context) error {\n",
+		pkg:      "core/detach",
+		test:     "TestRecordThatIsUsedAgainIsNeverDeleted",
+	},
+	{
+		name:     "detach: a record that was over is used again without a look at the detaching record",
+		file:     "core/detach/detach.go",
+		original: "\tif old.Over && updated {",
+		planted:  "\tif false {",
+		pkg:      "core/detach",
+		test:     "TestRecordThatIsUsedAgainIsNeverDeleted",
+	},
+	{
 		name:     "detach: attach mode restart never removes the detaching record of a process that has ended",
 		file:     "core/restart/engine.go",
 		original: "\tfailed := e.opts.Detacher.Tidy(ctx, records.deferred)\n",
