@@ -1096,3 +1096,22 @@ func TestCommandPageExample(t *testing.T) {
 		t.Errorf("%+v, %v: want postgres-test and the snapshot", left, err)
 	}
 }
+
+// With --wait a command waits for a rack that fails, and does not end with the first error of the rack.
+func TestWaitForARackThatFails(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	id := h.ok(t, "volume", "create", "postgres", "--size=1GiB")
+	always := 0
+	_, err := h.sim.Inject(t.Context(), simtest.Fault{
+		Operation: "anti_affinity_group_list", Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal",
+		Message: "Internal Server Error", Count: &always,
+	})
+	must(t, err)
+	h.fails(t, 1, "volume", "attach", id)
+	time.AfterFunc(3*time.Second, func() { _ = h.sim.ClearFaults(t.Context()) })
+	if got := runPlugin(t, h.environ, "volume", "attach", id, "--wait", "--timeout=1m"); got.code != 0 ||
+		!strings.Contains(got.stderr, "waiting: ") {
+		t.Errorf("%+v", got)
+	}
+}

@@ -107,8 +107,8 @@ func (c rackController) adopt(ctx context.Context, volumeID, described, from str
 		return rpc.FailedPrecondition(
 			"volume %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", volumeID, owner, from)
 	}
-	// A detach that the previous owner deferred would stand in the way of one by this cluster.
-	if err := detach.Erase(ctx, c.rack, volumeID); err != nil {
+	// What the previous owner recorded of a detach would stand in the way of one by this cluster.
+	if err := detach.EraseOwner(ctx, c.rack, volumeID); err != nil {
 		return err
 	}
 	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, VolumeID: volumeID}

@@ -118,9 +118,26 @@ func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (deferr
 		return false, err
 	}
 	c.log.Info("the detach is deferred by --detach-grace", "volume_id", disk.VolumeID, "node_id", disk.InstanceID)
-	// The header is for the command oxide-csi volume detach. There is no caller to send it to in some tests.
-	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, "yes"))
+	sayDeferred(ctx)
 	return true, nil
+}
+
+// sayDeferred tells the command oxide-csi volume detach that the disk is still attached.
+func sayDeferred(ctx context.Context) {
+	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, "yes")) // some tests have no caller to send it to
+}
+
+// detachRemembered detaches a disk now. The detacher remembers it, so that a later unpublish from this instance counts
+// as a repetition if the volume is back there.
+func (c rackController) detachRemembered(ctx context.Context, disk rack.Disk) error {
+	switch err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID); {
+	case errors.Is(err, detach.ErrDetaching):
+		sayDeferred(ctx) // another process works on it, and the detach is recorded
+		return nil
+	case err != nil:
+		return c.resolveDetach(ctx, disk, err)
+	}
+	return nil
 }
 
 // requestedNow reports whether a person wants the disk to be detached at once.
@@ -198,7 +215,7 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Defe
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed:
-		when = "it is detached when another node needs it, when the instance is stopped, or by \"oxide-csi volume detach\""
+		when = "detach it with \"oxide-csi volume detach\" or stop the instance"
 	case c.detacher.Left(deferred) == 0:
 		when = "it is detached as soon as the rack allows it, at the latest when you stop the instance"
 	default:

@@ -106,6 +106,16 @@ func (d *deferring) unpublish(t *testing.T, id, node string) {
 	}
 }
 
+// unpublishNow unpublishes a volume as a person does who knows that it is unmounted.
+func (d *deferring) unpublishNow(t *testing.T, id, node string) {
+	t.Helper()
+	_, err := d.service.ControllerUnpublishVolume(
+		metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpc.MetadataDetachNow, "yes")),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node},
+	)
+	coretest.Must(t, err)
+}
+
 func (d *deferring) wantHolder(t *testing.T, id, want string) {
 	t.Helper()
 	if got := d.Holder(t, id); got != want {
@@ -235,6 +245,7 @@ func TestLateUnpublishDetachesNothing(t *testing.T) {
 					if detached {
 						time.Sleep(grace + within)
 						d.wantHolder(t, id, "")
+						time.Sleep(8 * time.Minute) // the time counts from the volume's return
 					}
 					coretest.Must(t, d.publish(t, id, d.nodes[0]))
 					if other {
@@ -278,6 +289,46 @@ func TestLateUnpublishAfterAnotherNode(t *testing.T) {
 			d.wantHolder(t, id, d.nodes[0])
 		}
 	})
+}
+
+// Nomad repeats an unpublish that was carried out at once, because the instance had no guest or a person asked for it.
+// After the volume has come back, that detaches nothing.
+func TestLateUnpublishAfterADetachAtOnce(t *testing.T) {
+	for name, detachAtOnce := range map[string]func(t *testing.T, d *deferring, id string){
+		"stopped": func(t *testing.T, d *deferring, id string) {
+			d.runState(t, d.nodes[0], "stopped")
+			d.unpublish(t, id, d.nodes[0])
+			d.wantHolder(t, id, "")
+			d.runState(t, d.nodes[0], "running")
+		},
+		"a person": func(t *testing.T, d *deferring, id string) {
+			d.unpublishNow(t, id, d.nodes[0])
+			d.wantHolder(t, id, "")
+		},
+	} {
+		for _, elsewhere := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, on another node in between %t", name, elsewhere), func(t *testing.T) {
+				inDeferring(t, func(t *testing.T, d *deferring) {
+					id := d.create(t, "v")
+					coretest.Must(t, d.publish(t, id, d.nodes[0]))
+					detachAtOnce(t, d, id)
+					if elsewhere {
+						coretest.Must(t, d.publish(t, id, d.nodes[1]))
+						d.unpublish(t, id, d.nodes[1])
+						time.Sleep(grace + within)
+						d.wantHolder(t, id, "")
+					}
+					coretest.Must(t, d.publish(t, id, d.nodes[0]))
+					time.Sleep(5 * time.Minute)
+					d.unpublish(t, id, d.nodes[0])
+					for range 60 {
+						time.Sleep(time.Minute)
+						d.wantHolder(t, id, d.nodes[0])
+					}
+				})
+			})
+		}
+	}
 }
 
 // A volume whose unpublish came too early after a return is unpublished again later: that counts.

@@ -6,6 +6,7 @@ package controller_test
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -459,8 +460,11 @@ func TestPlannedAdoptAfterADeferredDetach(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := theirs.unpublishedOn(t, "v", node)
 	theirs.Crash()
+	_, err := coretest.RackClient(t, r.Rig, nil).CreateRecord(t.Context(), "csi-detaching-"+volume,
+		fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"ended"}`, otherCluster, volume))
+	r.Must(t, err)
 	r.Must(t, r.adopt(t, volume, otherCluster))
-	if got := r.records(t, "csi-detach-"); len(got) != 0 {
+	if got := r.records(t, "csi-detach"); len(got) != 0 {
 		t.Errorf("records: %v", got)
 	}
 	r.Must(t, r.Publish(t, volume, node))

@@ -258,6 +258,40 @@ func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
 	r.published(t, volume, r.Node(t, "node-b"))
 }
 
+// In attach mode restart, too, a detach at once is remembered. The time of a late unpublish counts from the volume's
+// return.
+func TestPlannedLateUnpublish(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace, o.Rack.Hotplug = time.Hour, true })
+	node, volume := r.Node(t, "node-a"), r.Create(t, "data")
+	r.published(t, volume, node)
+	r.stop(t, node)
+	r.Must(t, r.Unpublish(t, volume, node))
+	if got := r.Holder(t, volume); got != "" {
+		t.Errorf("the disk is on %q", got)
+	}
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "running"))
+	detached := r.detachRecord(t, volume)
+	r.published(t, volume, node)
+	if returned := r.detachRecord(t, volume); returned == detached || !strings.Contains(returned, `"over":true`) {
+		t.Errorf("after the return the record is still %s", returned)
+	}
+	r.Must(t, r.Unpublish(t, volume, node))
+	if late := r.detachRecord(t, volume); !strings.Contains(late, `"untimed":true`) {
+		t.Errorf("after a late unpublish the record is %s", late)
+	}
+}
+
+// detachRecord returns the text of a volume's deferred detach.
+func (r *rig) detachRecord(t *testing.T, volume string) string {
+	t.Helper()
+	group, err := r.SDK.AntiAffinityGroupView(t.Context(), oxide.AntiAffinityGroupViewParams{
+		AntiAffinityGroup: oxide.NameOrId("csi-detach-" + volume), Project: coretest.Project,
+	})
+	r.Must(t, err)
+	return group.Description
+}
+
 // Volumes that return to their node cost no restart.
 func TestPlannedReturnCostsNoRestart(t *testing.T) {
 	t.Parallel()

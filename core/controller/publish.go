@@ -508,6 +508,9 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 		_, err := c.unpublishPlanned(ctx, disk)
 		return err
 	}
+	if c.detacher.Timed() {
+		return c.detachRemembered(ctx, disk)
+	}
 	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)

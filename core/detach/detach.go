@@ -266,7 +266,7 @@ func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
 
 // TakeBack ends the deferred detach of a volume that is published. After it no process detaches the volume's disk.
 // [ErrDetaching] means that one is doing so now. The caller must look at the disk afterwards: a process may just have
-// detached it.
+// detached it. If the deferred detach is over already, it is remembered for [repetitionTime] from now on.
 func (d *Detacher) TakeBack(ctx context.Context, volumeID string) error {
 	records, err := d.rack.Records(ctx)
 	if err != nil {
@@ -278,7 +278,7 @@ func (d *Detacher) TakeBack(ctx context.Context, volumeID string) error {
 // TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
 func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records []rack.Record) (err error) {
 	set := Parse(records, d.opts.Cluster)
-	if deferred, ok := set.records[volumeID]; ok && !deferred.Over {
+	if deferred, ok := set.records[volumeID]; ok {
 		if err := d.End(ctx, deferred); err != nil {
 			return err
 		}
@@ -347,6 +347,16 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 // while the instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
 	return d.hold(ctx, volumeID, func(ctx context.Context) error { return d.detachNow(ctx, volumeID, instanceID) })
+}
+
+// DetachNow defers the detach of a volume's disk from an instance and carries it out at once, with the errors of
+// [Detacher.Detach]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has come
+// back may then be the repetition of this one.
+func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string) error {
+	if err := d.Defer(ctx, volumeID, instanceID); err != nil {
+		return err
+	}
+	return d.Detach(ctx, volumeID, instanceID)
 }
 
 // hold does something while this process has the volume's detaching record. [ErrDetaching] means that another one has

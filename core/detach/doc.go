@@ -23,11 +23,12 @@
 //
 // # Late repetitions
 //
-// A deferred detach that is over stays on the rack for [repetitionTime]. If the volume is unpublished from that
-// instance meanwhile, this may be an old request again, and the volume may be in use. Such a deferred detach has no
-// time of its own: the disk is detached when another node publishes the volume, when the instance is stopped or gone,
-// or when a person asks for it. The record remembers the instances that had the volume before, too: it may come back to
-// one of them.
+// A deferred detach that is over stays on the rack for [repetitionTime], and as long again if the volume comes back.
+// The same holds for a disk that was detached at once, because the instance had no guest or a person asked for it. If
+// the volume is unpublished from that instance meanwhile, this may be an old request again, and it may be in use.
+// Such a deferred detach has no time of its own: the disk is detached when another node publishes the volume, when the
+// instance is stopped or gone, or when a person asks for it. The record remembers the instances that had the volume
+// before, too: it may come back to one of them.
 //
 // # Time
 //

@@ -110,6 +110,12 @@ func (s Set) Active(volumeID string) (Deferred, bool) {
 	return d, ok && !d.Over
 }
 
+// Recorded returns the deferred detach of a volume's disk, also one that is over.
+func (s Set) Recorded(volumeID string) (Deferred, bool) {
+	d, ok := s.records[volumeID]
+	return d, ok
+}
+
 // Instances returns the instance for each volume whose disk's detach is deferred.
 func (s Set) Instances() map[string]string {
 	instances := map[string]string{}
@@ -145,6 +151,16 @@ func Erase(ctx context.Context, client *rack.Client, volumeID string) error {
 		return err
 	}
 	return nil
+}
+
+// EraseOwner deletes all that a cluster has recorded of a volume's detach. The cluster must be gone: no process of it
+// may be detaching the disk.
+func EraseOwner(ctx context.Context, client *rack.Client, volumeID string) error {
+	err := client.DeleteRecordNamed(ctx, detachingPrefix+volumeID)
+	if err != nil && !errors.Is(err, rack.ErrNotFound) {
+		return err
+	}
+	return Erase(ctx, client, volumeID)
 }
 
 // RecordedVolume returns the ID of the volume whose deferred detach this record holds for the cluster, or "". It does

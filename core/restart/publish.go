@@ -90,8 +90,8 @@ func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
 }
 
 // confirmAttached makes sure that an attached disk stays attached, as a published volume must. It ends a deferred
-// detach, and checks that neither a restart of the instance nor a detach of the disk is under way that may have read
-// it. It reads the disk last, because either may just have ended.
+// detach, or makes one that is over remembered from now on. It checks that neither a restart of the instance nor a
+// detach of the disk is under way that may have read it. It reads the disk last, because either may just have ended.
 func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
@@ -111,7 +111,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	if restarting {
 		return rack.Disk{}, e.requestAfterRestart(disk, r)
 	}
-	if d, deferred := records.deferred.Active(disk.VolumeID); deferred {
+	if d, recorded := records.deferred.Recorded(disk.VolumeID); recorded {
 		if err := e.opts.Detacher.End(ctx, d); err != nil {
 			return rack.Disk{}, err
 		}
@@ -256,18 +256,31 @@ func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string) (ra
 		return rack.Disk{}, err
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
-		detached, err := e.rack.Detach(ctx, disk.ID, instanceID)
-		old, deferred := records.deferred.Active(volumeID)
-		switch {
-		case errors.Is(err, rack.ErrNotStopped):
-			e.refusesHot.Store(true)
-		case err == nil && deferred: // the volume was also unpublished while the instance ran
-			return detached, e.opts.Detacher.End(ctx, old)
-		default:
+		detached, err := e.detachNow(ctx, disk, instanceID, records)
+		if !errors.Is(err, rack.ErrNotStopped) {
 			return detached, err
 		}
+		e.refusesHot.Store(true)
 	}
 	return disk, e.opts.Detacher.Defer(ctx, volumeID, instanceID)
+}
+
+// detachNow detaches a disk. Where deferred detaches are timed, this is remembered.
+func (e *Engine) detachNow(
+	ctx context.Context, disk rack.Disk, instanceID string, records recordSet,
+) (rack.Disk, error) {
+	if e.opts.Detacher.Timed() {
+		if err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID); err != nil {
+			return rack.Disk{}, err
+		}
+		return e.diskIfAny(ctx, disk.VolumeID)
+	}
+	detached, err := e.rack.Detach(ctx, disk.ID, instanceID)
+	if old, deferred := records.deferred.Active(disk.VolumeID); deferred && err == nil {
+		// The volume was also unpublished while the instance ran.
+		return detached, e.opts.Detacher.End(ctx, old)
+	}
+	return detached, err
 }
 
 // DeferDetach is [Engine.Unpublish] for a volume that may still be mounted on a running instance: it never detaches.

@@ -49,6 +49,12 @@ variable "command" {
   description = "path of the program in the task's view; not used by docker"
 }
 
+variable "controller_memory" {
+  type        = number
+  default     = 64
+  description = "memory in MiB that the client reserves, and the limit: 128 for thousands of nodes (docs/explanation/scale.md)"
+}
+
 variable "controllers" {
   type        = number
   default     = 1
@@ -210,7 +216,7 @@ job "oxide-csi-controller" {
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"
 
         # A soft memory limit for Go's garbage collector, below the task's memory.
-        GOMEMLIMIT = "58MiB"
+        GOMEMLIMIT = "${var.controller_memory - 6}MiB"
       }
 
       # The plugin reads the file again when it changes, so a new token needs no restart.
@@ -230,7 +236,7 @@ job "oxide-csi-controller" {
 
       resources {
         cpu    = 100
-        memory = 64
+        memory = var.controller_memory
       }
     }
   }

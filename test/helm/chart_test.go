@@ -287,6 +287,8 @@ func TestValues(t *testing.T) {
 		{"racks", "StorageClass/oxide-disk", "allowedTopologies", nil},
 		{"racks", "StorageClass/oxide-disk-east", "metadata annotations", nil},
 		{"racks", "StorageClass/oxide-disk-east", "parameters csi.storage.k8s.io/fstype", "xfs"},
+		{"racks", "StorageClass/oxide-disk-east", "parameters encryption", "luks2"},
+		{"racks", "StorageClass/oxide-disk-east", "parameters csi.storage.k8s.io/node-stage-secret-name", "${pvc.name}-luks"},
 		{"racks", "StorageClass/oxide-disk-east", "allowedTopologies", list(object{"matchLabelExpressions": list(
 			object{"key": "topology.csi.oxide.computer/rack", "values": list("east")})})},
 		{"racks", "Service/oxide-csi/oxide-csi-node", "", nil},

@@ -63,19 +63,22 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
-// TestMemory checks how much memory the jobs with a node plugin reserve, and their limit. It needs no Nomad agent.
+// TestMemory checks how much memory the jobs reserve, and their limit. It needs no Nomad agent.
 func TestMemory(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		variables []string
 		memory    int
 		limit     *int
+		files     []string
 	}{
-		{"default", nil, 256, nil},
-		{"more", []string{"NOMAD_VAR_memory=1024"}, 1024, nil},
-		{"no limit", []string{"NOMAD_VAR_memory_max=-1"}, 256, new(-1)},
+		{"default", nil, 256, nil, []string{"node", "monolith"}},
+		{"more", []string{"NOMAD_VAR_memory=1024"}, 1024, nil, []string{"node", "monolith"}},
+		{"no limit", []string{"NOMAD_VAR_memory_max=-1"}, 256, new(-1), []string{"node", "monolith"}},
+		{"default", nil, 64, nil, []string{"controller"}},
+		{"more", []string{"NOMAD_VAR_controller_memory=128"}, 128, nil, []string{"controller"}},
 	} {
-		for _, file := range []string{"node", "monolith"} {
+		for _, file := range test.files {
 			t.Run(file+" "+test.name, func(t *testing.T) {
 				output := submitter(t, append(test.variables, "NOMAD_VAR_cluster_id=test")...).
 					run(t, "job", "run", "-output", file+".nomad.hcl")

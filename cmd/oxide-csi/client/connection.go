@@ -217,12 +217,10 @@ func answerError(ctx context.Context, call Call, socket, service string, answer 
 	case ctx.Err() != nil && answer.Code() == codes.DeadlineExceeded:
 		return failed(answer.Code(), "%s: no answer within --timeout%s", call.Method, nextStep(call.Method, answer.Code()))
 	}
-	return failed(
-		answer.Code(),
-		"%s: %s: %s%s",
-		call.Method,
-		answer.Code(),
-		answer.Message(),
-		nextStep(call.Method, answer.Code()),
-	)
+	return &Error{
+		Code: answer.Code(),
+		Text: fmt.Sprintf("%s: %s: %s%s", call.Method, answer.Code(), answer.Message(),
+			nextStep(call.Method, answer.Code())),
+		rackFailed: answer.Code() == codes.Internal && !strings.HasPrefix(call.Method, "Node"),
+	}
 }

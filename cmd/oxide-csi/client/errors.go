@@ -18,6 +18,8 @@ type Error struct {
 	Text string
 	// unreachable says why the plugin's socket could not be reached. It is nil if the plugin has answered.
 	unreachable error
+	// rackFailed says that the controller answered INTERNAL: the rack failed.
+	rackFailed bool
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -70,8 +72,8 @@ func ExitCode(err error) int {
 	return exitFailed
 }
 
-// IsWorthWaiting reports whether the same command can succeed later: the plugin, the rack or the node is not ready, or
-// the plugin has not started yet. A socket that this user may not use will not become usable.
+// IsWorthWaiting reports whether the same command can succeed later: the plugin, the rack or the node is not ready, the
+// rack failed, or the plugin has not started yet. A socket that this user may not use will not become usable.
 func IsWorthWaiting(err error) bool {
 	var failure *Error
 	if !errors.As(err, &failure) {
@@ -80,7 +82,7 @@ func IsWorthWaiting(err error) bool {
 	if failure.unreachable != nil {
 		return !errors.Is(failure.unreachable, fs.ErrPermission)
 	}
-	return ExitCode(err) == exitNotReady
+	return failure.rackFailed || ExitCode(err) == exitNotReady
 }
 
 func isNotFound(err error) bool {

@@ -450,9 +450,6 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		if err := c.unstage(ctx, id); err != nil {
 			return detached, err
 		}
-		if err := c.forget(id); err != nil {
-			return detached, err
-		}
 	}
 	if err := c.checkHolder(ctx, detached, unmounted || node == ""); err != nil {
 		return detached, err
@@ -474,6 +471,9 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 			id,
 			detached.NodeID,
 		)
+	}
+	if err == nil && node == "" {
+		err = c.forget(id) // not before: a disk that stays attached is mounted without a controller
 	}
 	return detached, err
 }

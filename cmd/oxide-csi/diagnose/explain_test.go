@@ -59,6 +59,10 @@ func publishOnA(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 	said(trace, r.Publish(t, trace.VolumeID, r.Node(t, "node-a")))
 }
 
+func graceOf(grace time.Duration) func(*coretest.Options) {
+	return func(o *coretest.Options) { o.DetachGrace = grace }
+}
+
 func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
 
 func condition(condition metadata.TraceCondition) func(*testing.T, *coretest.Rig, *metadata.Trace) {
@@ -122,6 +126,24 @@ var stories = map[string]story{
 		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
 			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
 			publishOnA(t, r, trace)
+		},
+	},
+	"detach deferred": {
+		reason: "DetachDeferred", rig: graceOf(time.Hour),
+		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+			coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
+			publishOnA(t, r, trace)
+		},
+	},
+	"detach deferred without a time": {
+		reason: "DetachUntimed", rig: graceOf(time.Hour),
+		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+			for range 2 {
+				coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+				coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
+			}
+			said(trace, r.Delete(t, trace.VolumeID))
 		},
 	},
 	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {

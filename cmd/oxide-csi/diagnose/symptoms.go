@@ -232,6 +232,24 @@ var Symptoms = []Symptom{
 		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
+		"DetachDeferred",
+		"attachment",
+		says("(--detach-grace)", "is just being detached from the instance that had it before"),
+		"volume {volume} waits until its disk, or that of another volume, is detached from the instance that had it",
+		actorNobody,
+		"wait: the message says how long, and the orchestrator tries again",
+		"Nomad unpublishes a volume while it may still be mounted, so the plugin detaches the disk after a grace period. The same node gets the volume back at once.",
+	},
+	{
+		"DetachUntimed",
+		"attachment",
+		says("is unpublished and still attached to instance"),
+		"the disk of an unpublished volume is still attached to instance {holder}, and no time is set for its detach",
+		actorOperator,
+		"if the volume of the message is mounted nowhere: oxide-csi volume detach VOLUME --node={holder} --unmounted, or stop that instance",
+		"Either the volume had just come back to that instance, and the unpublish may have been an old one, or the rack detaches disks only while the instance is stopped.",
+	},
+	{
 		"AttachedElsewhere",
 		"attachment",
 		func(f Facts) bool {
@@ -256,7 +274,7 @@ var Symptoms = []Symptom{
 		"an allocation that has ended still claims volume {volume}",
 		actorOperator,
 		"if nomad volume status shows no running allocation: nomad system gc; if the claim is still there after five minutes: docs/how-to/troubleshooting-nomad.md#stuck",
-		"Nomad gives the volume to no other allocation before it has released the claim, which takes the grace at least.",
+		"Nomad gives the volume to no other allocation before it has released the claim.",
 	},
 	{
 		"PluginNotRegistered",
