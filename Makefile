@@ -291,6 +291,10 @@ fmt: ## format all Go files as lint requires
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
 	go run ./bench
 
+.PHONY: bench-short
+bench-short: ## measure what needs few seconds: API calls, latency, start, memory, size of the program; writes no results
+	go run ./bench -run '^(calls|latency|startup|identity|memory|binary)$$'
+
 .PHONY: bench-nomad
 bench-nomad: ## measure a redeployment and a move on a real Nomad for five minutes; writes bench/results.json; as root
 	@test/deps.sh $(PACKAGES) $(NOMAD_PACKAGES)

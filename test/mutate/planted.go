@@ -1447,8 +1447,8 @@ var planted = []bug{
 	{
 		name:     "restart: a volume that comes back keeps its deferred detach",
 		file:     "core/restart/publish.go",
-		original: "\tif d, deferred := records.deferred.Active(disk.VolumeID); deferred {",
-		planted:  "\tif d, deferred := records.deferred.Active(disk.VolumeID); deferred && d.VolumeID == \"\" {",
+		original: "\tif d, recorded := records.deferred.Recorded(disk.VolumeID); recorded {",
+		planted:  "\tif d, recorded := records.deferred.Recorded(disk.VolumeID); recorded && d.VolumeID == \"\" {",
 		pkg:      "core/restart",
 		test:     "TestModel/of/a_volume_that_comes_back$/any_order",
 		flag:     "-model=1m",
