@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -559,6 +560,9 @@ func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refus
 	switch {
 	case instance.BootDiskID == disk.ID:
 		return nil // never published: ControllerPublishVolume rejects a boot disk
+	case errors.Is(refusal, detach.ErrNotDeferred):
+		return rpc.Aborted(
+			"disk %q (%s) was published again on instance %s meanwhile: retry", disk.Name, disk.ID, instance.ID)
 	case errors.Is(refusal, rack.ErrNotStopped):
 		return c.refusals.put(
 			opDetach,

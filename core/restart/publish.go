@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -270,7 +271,8 @@ func (e *Engine) detachNow(
 	ctx context.Context, disk rack.Disk, instanceID string, records recordSet,
 ) (rack.Disk, error) {
 	if e.opts.Detacher.Timed() {
-		if err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID); err != nil {
+		err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID)
+		if err != nil && !errors.Is(err, detach.ErrDetaching) { // another process works on it, and the detach is recorded
 			return rack.Disk{}, err
 		}
 		return e.diskIfAny(ctx, disk.VolumeID)
