@@ -194,7 +194,11 @@ e2e-nomad: ## test the job files on a real Nomad with two clients, built once in
 .PHONY: test-systemd
 test-systemd: ## test the units under a real systemd in its own namespaces; as root
 	@test/deps.sh $(PACKAGES) systemd dbus
-	go run ./test/all -tags=systemd -count=1 ./test/systemd
+	go run ./test/all -tags=systemd -count=1 $(SYSTEMD_FLAGS) ./test/systemd
+
+.PHONY: test-systemd-short
+test-systemd-short: SYSTEMD_FLAGS = -short
+test-systemd-short: test-systemd ## the same with three reboots instead of ten; as root
 
 .PHONY: test-helm
 test-helm: deps ## render the chart, compare it with the manifests, and install it into a real API server; helm is built once into a cache
