@@ -1962,8 +1962,8 @@ var planted = []bug{
 	{
 		name:     "restart: a detach from an instance without a guest is not remembered",
 		file:     "core/restart/publish.go",
-		original: "\tif e.opts.Detacher.Timed() {\n\t\tif err := e.opts.Detacher.DetachNow(",
-		planted:  "\tif false {\n\t\tif err := e.opts.Detacher.DetachNow(",
+		original: "\tif e.opts.Detacher.Timed() {\n\t\terr := e.opts.Detacher.DetachNow(",
+		planted:  "\tif false {\n\t\terr := e.opts.Detacher.DetachNow(",
 		pkg:      "core/controller",
 		test:     "TestPlannedLateUnpublish",
 	},
