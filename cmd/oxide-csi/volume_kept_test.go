@@ -57,6 +57,15 @@ func TestMountWithoutController(t *testing.T) {
 	if got := without(t, "volume", "unmount", "db", data); got.code != 0 {
 		t.Fatalf("%+v", got)
 	}
+	// A detach that failed leaves the disk here, and what its mount needs.
+	_, err := h.sim.Inject(t.Context(), simtest.Fault{
+		Operation: "instance_disk_detach", Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal",
+		Message: "Internal Server Error", Count: new(0),
+	})
+	must(t, err)
+	h.fails(t, 1, "volume", "detach", "db")
+	must(t, h.sim.ClearFaults(t.Context()))
+	mounts(t)
 	mounts(t)
 
 	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.

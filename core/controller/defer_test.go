@@ -116,6 +116,18 @@ func (d *deferring) unpublishNow(t *testing.T, id, node string) {
 	coretest.Must(t, err)
 }
 
+// lateUnpublish unpublishes a volume five minutes after it came back to the first node, and expects that this detaches
+// nothing.
+func (d *deferring) lateUnpublish(t *testing.T, id string) {
+	t.Helper()
+	time.Sleep(5 * time.Minute)
+	d.unpublish(t, id, d.nodes[0])
+	for range 60 {
+		time.Sleep(time.Minute)
+		d.wantHolder(t, id, d.nodes[0])
+	}
+}
+
 func (d *deferring) wantHolder(t *testing.T, id, want string) {
 	t.Helper()
 	if got := d.Holder(t, id); got != want {
@@ -282,12 +294,7 @@ func TestLateUnpublishAfterAnotherNode(t *testing.T) {
 			d.wantHolder(t, id, "")
 		}
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
-		time.Sleep(5 * time.Minute)
-		d.unpublish(t, id, d.nodes[0])
-		for range 60 {
-			time.Sleep(time.Minute)
-			d.wantHolder(t, id, d.nodes[0])
-		}
+		d.lateUnpublish(t, id)
 	})
 }
 
@@ -319,12 +326,7 @@ func TestLateUnpublishAfterADetachAtOnce(t *testing.T) {
 						d.wantHolder(t, id, "")
 					}
 					coretest.Must(t, d.publish(t, id, d.nodes[0]))
-					time.Sleep(5 * time.Minute)
-					d.unpublish(t, id, d.nodes[0])
-					for range 60 {
-						time.Sleep(time.Minute)
-						d.wantHolder(t, id, d.nodes[0])
-					}
+					d.lateUnpublish(t, id)
 				})
 			})
 		}
