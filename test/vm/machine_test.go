@@ -213,14 +213,16 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	// io_timeout: the emulated controllers sometimes lose an interrupt. The kernel notices this after io_timeout, and
 	// goes on. The timeout must be shorter than the deadline of a call, and longer than an I/O of an emulated disk on
 	// a busy machine. no_timer_check: at boot the kernel counts the emulated timer's interrupts during a delay loop, and
-	// panics if a busy machine delivers too few.
+	// panics if a busy machine delivers too few. qemu64 and norandmaps: a processor with few features costs less to
+	// emulate, and QEMU translates a program once if it always has the same addresses. Together they save a quarter of
+	// the host's time.
 	args := []string{
 		"-machine",
 		"pc",
 		"-accel",
 		"tcg,thread=multi",
 		"-cpu",
-		"max",
+		"qemu64",
 		"-smp",
 		"1",
 		"-m",
@@ -235,7 +237,7 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 		"-initrd",
 		guest.initramfs,
 		"-append",
-		"console=ttyS0 net.ifnames=0 panic=-1 no_timer_check nvme_core.io_timeout=45",
+		"console=ttyS0 net.ifnames=0 panic=-1 no_timer_check norandmaps nvme_core.io_timeout=45",
 		"-smbios",
 		fmt.Sprintf("type=1,manufacturer=Oxide,product=OxVM,serial=%s,uuid=%s", m.instance, m.instance),
 		"-serial",
