@@ -18,32 +18,41 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 )
 
-// notifyInterval is the time between two looks at the readiness.
-const notifyInterval = 100 * time.Millisecond
+const (
+	// notifyInterval is the time between two looks at the readiness until the plugin knows its identity.
+	notifyInterval = 100 * time.Millisecond
+	// statusInterval is the same time afterwards.
+	statusInterval = time.Second
+)
 
-// notifyReady tells systemd when the plugin serves and knows its identity, and until then what it waits for, so that
-// units that come after it start when it can mount volumes (Type=notify). It does nothing under another supervisor.
-func notifyReady(ctx context.Context, readiness *core.Readiness, log *slog.Logger) {
+// notifySystemd tells systemd when the plugin serves and knows its identity, and until then what it waits for, so that
+// units that come after it start when it can mount volumes (Type=notify). Such units do not wait for a rack: a disk that
+// is still attached is mounted without one. Afterwards the status shows what /readyz answers. It does nothing under
+// another supervisor.
+func notifySystemd(ctx context.Context, identity *core.Readiness, checks []readinessCheck, log *slog.Logger) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
 	}
 	for said := ""; ; {
-		ready, waiting := readiness.Ready()
-		state := daemon.SdNotifyReady + "\n" + status("serving")
-		if !ready {
-			state = status("waiting for " + waiting)
+		state, interval := "", statusInterval
+		known, waiting := identity.Ready()
+		ready, reason := allReady(checks)
+		switch {
+		case !known:
+			state, interval = status("waiting for "+waiting), notifyInterval
+		case !ready:
+			state = daemon.SdNotifyReady + "\n" + status("serving, but not ready: "+reason)
+		default:
+			state = daemon.SdNotifyReady + "\n" + status("serving")
 		}
 		if state != said {
 			said = state
 			notify(state, log)
 		}
-		if ready {
-			return
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(notifyInterval):
+		case <-time.After(interval):
 		}
 	}
 }

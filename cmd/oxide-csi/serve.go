@@ -72,7 +72,7 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	go func() { served <- server.Serve(socket) }()
 	lost := make(chan error, 1)
 	background.run("check the socket", func() { lost <- watchSocket(ctx, socket) })
-	background.run("tell systemd", func() { notifyReady(ctx, readiness, log) })
+	background.run("tell systemd", func() { notifySystemd(ctx, readiness, built.checks, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	stop := func() {
 		notify(daemon.SdNotifyStopping, log)

@@ -62,7 +62,7 @@ attached nowhere. It fails while the volume is mounted here, or attached to anot
 node: confirm by --unmounted that the volume is not mounted there. Detaching a mounted disk loses the last writes.
 
 If the controller plans restarts (attach mode restart), the disk stays attached to a running node until the node's next
-restart; show tells so.`,
+restart. Then detach succeeds too, and says so; with --json it prints untilRestart.`,
 		Example: `  oxide-csi volume detach "$id"
   oxide-csi volume detach "$id" --node=worker-1 --unmounted`,
 		Args:              exactly("VOLUME"),
@@ -79,17 +79,18 @@ restart; show tells so.`,
 		if unmounted && node == "" {
 			return usage("--unmounted needs --node: on this node the command checks for mounts itself")
 		}
-		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (detachedVolume, error) {
-			detached, err := plugin.Detach(ctx, args[0], node, unmounted)
-			return detachedVolume{detached.VolumeID, detached.NodeID}, err
-		}, func(w io.Writer, v detachedVolume) { line(w, "volume "+v.ID+" is detached from node "+v.NodeID) })
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Detachment, error) {
+			return plugin.Detach(ctx, args[0], node, unmounted)
+		}, func(w io.Writer, d client.Detachment) {
+			if d.UntilRestart {
+				line(w, "volume "+d.VolumeID+" is unpublished from node "+d.NodeID+
+					"; its disk stays attached until that instance stops or restarts")
+				return
+			}
+			line(w, "volume "+d.VolumeID+" is detached from node "+d.NodeID)
+		})
 	}
 	return b.withDryRun(cmd)
-}
-
-type detachedVolume struct {
-	ID     string `json:"volumeID"`
-	NodeID string `json:"nodeID"`
 }
 
 // controllerGrace is how long mount --wait waits for a controller before it does without one. At a boot the controller

@@ -24,6 +24,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -453,6 +454,31 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	h.ok(t, "volume", "delete", id)
 	h.ok(t, "volume", "detach", id, "--node="+node)
 	h.ok(t, "volume", "detach", id, "--node=node-b")
+}
+
+// While another process detaches the disk, detach reports no success.
+func TestDetachThatAnotherProcessCarriesOut(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), args: []string{"--detach-grace=1m"}}
+	h.start(t, false, "--instances=node-a,node-b")
+	id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+	h.ok(t, "volume", "attach", id, "--node=node-b")
+	rack, err := h.sim.Client()
+	must(t, err)
+	_, err = rack.AntiAffinityGroupCreate(t.Context(), oxide.AntiAffinityGroupCreateParams{
+		Project: oxide.NameOrId(h.sim.Project),
+		Body: &oxide.AntiAffinityGroupCreate{
+			Name:          oxide.Name("csi-detaching-" + id),
+			Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"another"}`, simtest.ClusterID, id),
+			FailureDomain: oxide.FailureDomainSled,
+			Policy:        oxide.AffinityPolicyAllow,
+		},
+	})
+	must(t, err)
+	message := h.fails(t, 3, "volume", "detach", id, "--node=node-b", "--unmounted")
+	if !strings.Contains(message, "just being detached") {
+		t.Errorf("detach: %s", message)
+	}
 }
 
 // A mount that fails leaves nothing staged, unless the volume was staged before.

@@ -118,13 +118,13 @@ func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (deferr
 		return false, err
 	}
 	c.log.Info("the detach is deferred by --detach-grace", "volume_id", disk.VolumeID, "node_id", disk.InstanceID)
-	sayDeferred(ctx)
+	sayDeferred(ctx, rpc.DeferredForGrace)
 	return true, nil
 }
 
-// sayDeferred tells the command oxide-csi volume detach that the disk is still attached.
-func sayDeferred(ctx context.Context) {
-	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, "yes")) // some tests have no caller to send it to
+// sayDeferred tells the command oxide-csi volume detach that the disk is still attached, and what its detach waits for.
+func sayDeferred(ctx context.Context, reason string) {
+	_ = grpc.SetHeader(ctx, grpcmetadata.Pairs(rpc.MetadataDeferred, reason)) // some tests have no caller to send it to
 }
 
 // detachRemembered detaches a disk now. The detacher remembers it, so that a later unpublish from this instance counts
@@ -132,7 +132,7 @@ func sayDeferred(ctx context.Context) {
 func (c rackController) detachRemembered(ctx context.Context, disk rack.Disk) error {
 	switch err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID); {
 	case errors.Is(err, detach.ErrDetaching):
-		sayDeferred(ctx) // another process works on it, and the detach is recorded
+		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
 		return nil
 	case err != nil:
 		return c.resolveDetach(ctx, disk, err)

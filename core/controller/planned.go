@@ -253,14 +253,17 @@ func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, in
 	return err
 }
 
-// unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance. It returns the disk as it
-// is afterwards, unless it was deleted.
-func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+// unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance.
+func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
 	now, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID)
 	if err != nil {
-		return disk, c.resolveDetach(ctx, disk, err)
+		return c.resolveDetach(ctx, disk, err)
 	}
-	return c.waitForDisk(ctx, now)
+	now, err = c.waitToDetach(ctx, now)
+	if err == nil && now.InstanceID == disk.InstanceID {
+		sayDeferred(ctx, rpc.DeferredForRestart)
+	}
+	return err
 }
 
 // detachIfDeferred carries out a deferred detach that has no grace period, if the instance is stopped. It returns the

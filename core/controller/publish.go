@@ -506,8 +506,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 		return err
 	}
 	if c.engine != nil {
-		_, err := c.unpublishPlanned(ctx, disk)
-		return err
+		return c.unpublishPlanned(ctx, disk)
 	}
 	if c.detacher.Timed() {
 		return c.detachRemembered(ctx, disk)

@@ -40,10 +40,17 @@ const (
 
 // Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi
 // volume detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its
-// answer if the disk is detached later.
+// answer if the disk is detached later, to one of the values Deferred….
 const (
 	MetadataDetachNow = "oxide-csi-detach-now"
 	MetadataDeferred  = "oxide-csi-deferred"
+)
+
+// Values of MetadataDeferred: what the detach waits for.
+const (
+	DeferredForGrace   = "grace"   // the controller's --detach-grace
+	DeferredForRestart = "restart" // the instance's next stop or restart
+	DeferredForAnother = "another" // another process or another call, which detaches the disk just now
 )
 
 // MetadataCheckCreate is a key of gRPC metadata of GetCapacity. With it, and any value, the command oxide-csi volume

@@ -431,15 +431,23 @@ func (c *Client) publish(ctx context.Context, id, node string) (Attachment, erro
 	return attachment, err
 }
 
+// Detachment is a volume that a node does not have any more.
+type Detachment struct {
+	VolumeID string `json:"volumeID"`
+	NodeID   string `json:"nodeID"`
+	// UntilRestart says that the disk stays attached until the node's instance stops or restarts.
+	UntilRestart bool `json:"untilRestart,omitempty"`
+}
+
 // Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it
 // unstages the volume first, and fails while the volume is mounted. For another node the caller must confirm that the
 // volume is unmounted there. A volume that is attached to a third node is an error.
-func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Attachment, error) {
+func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Detachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
-		return Attachment{}, err
+		return Detachment{}, err
 	}
-	detached := Attachment{VolumeID: id}
+	detached := Detachment{VolumeID: id}
 	if detached.NodeID, err = c.nodeID(ctx, id, node); err != nil {
 		return detached, err
 	}
@@ -463,14 +471,26 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: detached.NodeID},
 		grpc.Header(&answer),
 	)
-	if err == nil && len(answer.Get(rpc.MetadataDeferred)) > 0 {
-		err = failed(
-			codes.FailedPrecondition,
-			"volume %s is unpublished from node %s, and its disk stays attached for the controller's --detach-grace, because it "+
-				"may still be mounted there: repeat with --unmounted if it is not",
-			id,
-			detached.NodeID,
-		)
+	if waitsFor := answer.Get(rpc.MetadataDeferred); err == nil && len(waitsFor) > 0 {
+		switch waitsFor[0] {
+		case rpc.DeferredForRestart:
+			detached.UntilRestart = true
+		case rpc.DeferredForAnother:
+			err = failed(
+				codes.Aborted,
+				"volume %s is just being detached from node %s by another process or call: repeat the command",
+				id,
+				detached.NodeID,
+			)
+		default:
+			err = failed(
+				codes.FailedPrecondition,
+				"volume %s is unpublished from node %s, and its disk stays attached for the controller's --detach-grace, because "+
+					"it may still be mounted there: repeat with --unmounted if it is not",
+				id,
+				detached.NodeID,
+			)
+		}
 	}
 	if err == nil && node == "" {
 		err = c.forget(id) // not before: a disk that stays attached is mounted without a controller
@@ -480,7 +500,7 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 
 // checkHolder returns an error if the volume is attached to another node than the one from which it shall be detached,
 // or if that node may still use it.
-func (c *Client) checkHolder(ctx context.Context, wanted Attachment, unmounted bool) error {
+func (c *Client) checkHolder(ctx context.Context, wanted Detachment, unmounted bool) error {
 	got, err := c.getVolume(ctx, wanted.VolumeID)
 	if isNotFound(err) {
 		return nil
