@@ -2952,4 +2952,28 @@ var planted = []bug{
 		pkg:      "core/luks",
 		test:     "TestFailure",
 	},
+	{
+		name:     "restart: a disk that stays attached until the next restart is reported as detached",
+		file:     "core/controller/planned.go",
+		original: "\tif err == nil && now.InstanceID == disk.InstanceID {",
+		planted:  "\tif false {",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestVolumeCommandsShowPendingRestarts",
+	},
+	{
+		name:     "client: a detach that another process carries out is reported as done",
+		file:     "core/controller/defer.go",
+		original: "\t\tsayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded\n",
+		planted:  "",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestDetachThatAnotherProcessCarriesOut",
+	},
+	{
+		name:     "systemd: the status says serving without a rack",
+		file:     "cmd/oxide-csi/notify.go",
+		original: "\t\tcase !ready:",
+		planted:  "\t\tcase !ready && false:",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestStatusForSystemd",
+	},
 }

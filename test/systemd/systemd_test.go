@@ -595,16 +595,11 @@ func (m *machine) wrongSetting() {
 	if code := m.property("oxide-csi-node", "ExecMainStatus"); code != "2" {
 		m.t.Errorf("the exit code is %s", code)
 	}
-	if log := m.run(
-		"journalctl",
-		"--no-pager",
-		"--unit=oxide-csi-node",
-	); !strings.Contains(
-		log,
-		`config: --max-disks: "eight" is not a whole number`,
-	) {
-		m.t.Errorf("the reason is not in the journal: %s", log)
-	}
+	// journald may write the last lines of a process only after systemd has seen its end.
+	m.eventually("the journal has the reason", func() bool {
+		log := m.run("journalctl", "--no-pager", "--unit=oxide-csi-node")
+		return strings.Contains(log, `config: --max-disks: "eight" is not a whole number`)
+	})
 	m.write("/etc/oxide-csi/node.env", "", 0o640)
 	m.run("systemctl", "start", "oxide-csi-node")
 	m.dial("node")
