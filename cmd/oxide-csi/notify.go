@@ -26,9 +26,9 @@ const (
 )
 
 // notifySystemd tells systemd when the plugin serves and knows its identity, and until then what it waits for, so that
-// units that come after it start when it can mount volumes (Type=notify). Such units do not wait for a rack: a disk that
-// is still attached is mounted without one. Afterwards the status shows what /readyz answers. It does nothing under
-// another supervisor.
+// units that come after it start when it can mount volumes (Type=notify). Such units do not wait for a rack: a disk
+// that is still attached is mounted without one. Afterwards the status shows what /readyz answers. It does nothing
+// under another supervisor.
 func notifySystemd(ctx context.Context, identity *core.Readiness, checks []readinessCheck, log *slog.Logger) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return

@@ -47,7 +47,7 @@ func TestStatusForSystemd(t *testing.T) {
 		message = next()
 	}
 	if !strings.HasPrefix(message, "READY=1\nSTATUS=serving, but not ready: ") || !strings.Contains(message, "token") {
-		t.Errorf("the plugin said %q", message)
+		t.Fatalf("the plugin said %q", message)
 	}
 	must(t, sim.ClearFaults(t.Context()))
 	if message := next(); message != "READY=1\nSTATUS=serving" {
