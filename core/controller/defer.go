@@ -97,17 +97,21 @@ func justDetachedError(disk rack.Disk) error {
 
 // deferDetach defers the detach of a disk from an instance with a guest. While the node plugin is down for a moment, an
 // orchestrator can request the detach although the filesystem is still mounted. It returns false if the disk can be
-// detached now.
-func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (deferred bool, err error) {
-	if !c.detacher.Timed() || requestedNow(ctx) {
+// detached now. A boot disk needs no detach, because it was never published.
+func (c rackController) deferDetach(ctx context.Context, disk rack.Disk) (done bool, err error) {
+	if !c.detacher.Timed() {
 		return false, nil
 	}
 	instance, err := c.rack.Instance(ctx, disk.InstanceID)
-	if errors.Is(err, rack.ErrNotFound) {
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
 		return false, nil // resolveDetach finds out
-	}
-	if err != nil || detach.WithoutGuest(instance) {
+	case err != nil:
 		return false, err
+	case instance.BootDiskID == disk.ID:
+		return true, nil
+	case requestedNow(ctx) || detach.WithoutGuest(instance):
+		return false, nil
 	}
 	if c.engine != nil {
 		err = c.engine.DeferDetach(ctx, disk.VolumeID, disk.InstanceID)
@@ -130,7 +134,7 @@ func sayDeferred(ctx context.Context, reason string) {
 // detachRemembered detaches a disk now. The detacher remembers it, so that a later unpublish from this instance counts
 // as a repetition if the volume is back there.
 func (c rackController) detachRemembered(ctx context.Context, disk rack.Disk) error {
-	switch err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID); {
+	switch err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx)); {
 	case errors.Is(err, detach.ErrDetaching):
 		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
 		return nil

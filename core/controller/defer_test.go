@@ -494,6 +494,22 @@ func TestDetachNow(t *testing.T) {
 	})
 }
 
+// A boot disk is never published, so an unpublish of it needs nothing. A record of its detach would stay for ever.
+func TestUnpublishOfABootDisk(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		instance, err := d.SDK.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: oxide.NameOrId(d.nodes[0])})
+		coretest.Must(t, err)
+		for _, state := range []string{"running", "stopped"} {
+			d.runState(t, d.nodes[0], state)
+			d.unpublish(t, instance.BootDiskId, d.nodes[0])
+			records, err := d.client.Records(t.Context())
+			if err != nil || len(records) > 0 {
+				t.Errorf("%s: records %v, %v", state, records, err)
+			}
+		}
+	})
+}
+
 // On a rack without hot-plug the disk stays attached until the instance stops. A publish elsewhere says so.
 func TestDeferredDetachWithoutHotplug(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {

@@ -710,3 +710,38 @@ func TestExpandThatAnotherControllerFinishes(t *testing.T) {
 	coretest.Must(t, err)
 	coretest.WantSame(t, size, int64(3*coretest.GiB))
 }
+
+// A volume whose deletion failed may be used again. Then no sweep deletes its disk.
+func TestFailedDeletionDeletesNothingLater(t *testing.T) {
+	r := newBubbleRig(t)
+	c := r.startController(t, controller.Options{})
+	created, err := c.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	coretest.Must(t, err)
+	id, node := created.GetVolume().GetVolumeId(), r.Node(t, "node-a")
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultStatus, Status: 507, Count: new(2)})
+	_, err = c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+	})
+	if err == nil {
+		t.Fatal("the expansion did not fail, so the volume has its disk")
+	}
+	r.inject(t, simtest.Fault{
+		Operation: "anti_affinity_group_list", Kind: simtest.FaultStatus, Status: 503, Count: new(coretest.Attempts),
+	})
+	if _, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err == nil {
+		t.Fatal("the deletion did not fail")
+	}
+	_, err = c.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: id, NodeId: node, VolumeCapability: coretest.MountWriter(),
+	})
+	coretest.Must(t, err)
+	_, err = c.ControllerUnpublishVolume(
+		t.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node},
+	)
+	coretest.Must(t, err)
+	coretest.Must(t, c.SettleNow(t.Context()))
+	if _, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
+		t.Errorf("after the sweep: %v", err)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
@@ -256,6 +257,52 @@ func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
 	}
 	r.wantRestarts(t, 2)
 	r.published(t, volume, r.Node(t, "node-b"))
+}
+
+// The process that takes a restart over frees the disk of an untimed deferred detach, although it has no request for
+// the volume. Otherwise the instance would be restarted in vain, again and again.
+func TestPlannedHandoverFreesAnUntimedDisk(t *testing.T) {
+	t.Parallel()
+	r, _ := newRestartPair(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
+	node, volume := r.Node(t, "node-a"), r.Create(t, "data")
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Unpublish(t, volume, node))
+	r.published(t, volume, node)
+	r.Must(t, r.Unpublish(t, volume, node))
+	if record := r.detachRecord(t, volume); !strings.Contains(record, `"untimed":true`) {
+		t.Fatalf("after a late unpublish the record is %s", record)
+	}
+	moved := func() bool { return r.Publish(t, volume, r.Node(t, "node-b")) == nil }
+	for end := time.Now().Add(20 * time.Second); !moved(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			stops, _ := r.restarts(t)
+			t.Fatalf("the volume has not moved after %d restarts", stops)
+		}
+	}
+	r.restartsDone(t)
+}
+
+// A person who has confirmed that a volume is not mounted does not send a repetition, so the next restart detaches its
+// disk.
+func TestPlannedDetachByAPerson(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
+	node, volume, other := r.Node(t, "node-a"), r.Create(t, "data"), r.Create(t, "other")
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Unpublish(t, volume, node))
+	r.published(t, volume, node)
+	_, err := r.ControllerUnpublishVolume(
+		grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataDetachNow, "yes"),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node},
+	)
+	r.Must(t, err)
+	r.published(t, other, node)
+	r.restartsDone(t)
+	if got := r.Holder(t, volume); got != "" {
+		t.Errorf("after the restart the disk is still on %q", got)
+	}
 }
 
 // In attach mode restart, too, a detach at once is remembered. The time of a late unpublish counts from the volume's

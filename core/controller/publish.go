@@ -502,7 +502,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	if err := c.refusals.get(opDetach, disk.VolumeID, instanceID); err != nil {
 		return err
 	}
-	if deferred, err := c.deferDetach(ctx, disk); deferred || err != nil {
+	if done, err := c.deferDetach(ctx, disk); done || err != nil {
 		return err
 	}
 	if c.engine != nil {

@@ -39,6 +39,8 @@ var (
 	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process
 	// has detached the disk.
 	ErrNotDeferred = errors.New("the detach is not deferred any more")
+	// errBeingChanged says that a process has held the volume's detaching record for a long time.
+	errBeingChanged = errors.New("the record of the deferred detach is being changed")
 	// errUnanswered says that the rack may have done what it was asked for under the detaching record, or may still do so.
 	errUnanswered = errors.New("the rack has not answered yet")
 )
@@ -137,15 +139,24 @@ func (d *Detacher) Defer(ctx context.Context, volumeID, instanceID string) error
 	})
 }
 
+// DeferVouched is [Detacher.Defer] for a person who has confirmed that the volume is not in use there. So the request
+// is no repetition, and the deferred detach is timed.
+func (d *Detacher) DeferVouched(ctx context.Context, volumeID, instanceID string) error {
+	return d.put(ctx, volumeID, instanceID, noRestart, timed)
+}
+
 // DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
 // takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another
 // instance, which it is restarting: that process may attach the disk at any moment, and relies on its record.
 func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceID string) error {
-	return d.put(ctx, volumeID, instanceID, d.opts.Restarting, func(old Deferred) (Deferred, bool) {
-		changed := old.Over || old.Untimed
-		old.Over, old.Untimed = false, false
-		return old, changed
-	})
+	return d.put(ctx, volumeID, instanceID, d.opts.Restarting, timed)
+}
+
+// timed makes a deferred detach one with a grace period, and reports whether that changed it.
+func timed(old Deferred) (now Deferred, changed bool) {
+	changed = old.Over || old.Untimed
+	old.Over, old.Untimed = false, false
+	return old, changed
 }
 
 // noRestart is [Options.Restarting] without planned restarts.
@@ -215,19 +226,28 @@ func (d *Detacher) reuse(
 		// other instance may mark it as over now.
 		return false, d.delete(ctx, old.recordID)
 	case !changed:
-		return true, nil
+		if !Parse(records, d.opts.Cluster).Detaching(wanted.VolumeID) {
+			return true, nil
+		}
+		// A process may have carried it out already, and be about to mark it as over.
+		kept, err := d.kept(ctx, old)
+		if errors.Is(err, errBeingChanged) {
+			return true, nil // that process has probably ended
+		}
+		return kept, err
 	}
 	updated, err := d.update(ctx, old, &now)
 	d.wakeUp()
-	if old.Over && updated {
-		return d.kept(ctx, old)
+	if updated {
+		return d.kept(ctx, now)
 	}
 	return updated, err
 }
 
-// kept reports whether a record that was over is still there after it was used again. A process that has found it over
-// deletes it under the volume's detaching record, so the end of that one is awaited. If this takes long, the error says
-// so, although the record is probably kept.
+// kept reports whether a record that was used again still defers the detach from this instance. A process that has
+// found it over deletes it, and one that has just detached the disk marks it as over, without looking at it again. Both
+// have the volume's detaching record, so the end of that one is awaited. If this takes long, the error says so,
+// although the record is probably kept.
 func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
 	for range keptLooks {
 		set, err := d.List(ctx)
@@ -235,7 +255,8 @@ func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
 			return false, err
 		}
 		if !set.Detaching(used.VolumeID) {
-			return set.records[used.VolumeID].recordID == used.recordID, nil
+			now, ok := set.Of(used.VolumeID, used.Instance)
+			return ok && now.recordID == used.recordID, nil
 		}
 		select {
 		case <-time.After(keptPause):
@@ -243,20 +264,13 @@ func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
 			return false, ctx.Err()
 		}
 	}
-	return false, fmt.Errorf("the record of volume %s is being changed: %w", used.VolumeID, rack.ErrUnavailable)
+	return false, fmt.Errorf("volume %s: %w: %w", used.VolumeID, errBeingChanged, rack.ErrUnavailable)
 }
 
 // expire deletes a record that is over, unless it was used again since it was listed. Another process may be using it
 // again now: it looks for the detaching record afterwards.
 func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
-	return d.hold(ctx, listed.VolumeID, func(ctx context.Context) error {
-		set, err := d.List(ctx)
-		if err != nil {
-			return err
-		}
-		if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
-			return nil
-		}
+	return d.holdListed(ctx, listed, func(ctx context.Context) error {
 		if err := d.delete(ctx, listed.recordID); err != nil {
 			return fmt.Errorf("%w: %w", errUnanswered, err)
 		}
@@ -346,17 +360,51 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 // returns [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only
 // while the instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
-	return d.hold(ctx, volumeID, func(ctx context.Context) error { return d.detachNow(ctx, volumeID, instanceID) })
+	return d.hold(ctx, volumeID, func(ctx context.Context) error {
+		set, err := d.List(ctx)
+		if err != nil {
+			return err
+		}
+		deferred, ok := set.Of(volumeID, instanceID)
+		if !ok {
+			return fmt.Errorf("volume %s: %w", volumeID, ErrNotDeferred)
+		}
+		return d.detachNow(ctx, deferred)
+	})
+}
+
+// detachDue is [Detacher.Detach] for a deferred detach that is due, as it was listed. With another text it may be
+// untimed.
+func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
+	return d.holdListed(ctx, listed, func(ctx context.Context) error { return d.detachNow(ctx, listed) })
 }
 
 // DetachNow defers the detach of a volume's disk from an instance and carries it out at once, with the errors of
 // [Detacher.Detach]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has come
-// back may then be the repetition of this one.
-func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string) error {
-	if err := d.Defer(ctx, volumeID, instanceID); err != nil {
+// back may then be the repetition of this one. vouched says that a person asks: see [Detacher.DeferVouched].
+func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, vouched bool) error {
+	deferNow := d.Defer
+	if vouched {
+		deferNow = d.DeferVouched
+	}
+	if err := deferNow(ctx, volumeID, instanceID); err != nil {
 		return err
 	}
 	return d.Detach(ctx, volumeID, instanceID)
+}
+
+// holdListed is hold for a record that was listed before. [ErrNotDeferred] means that it has changed since.
+func (d *Detacher) holdListed(ctx context.Context, listed Deferred, do func(ctx context.Context) error) error {
+	return d.hold(ctx, listed.VolumeID, func(ctx context.Context) error {
+		set, err := d.List(ctx)
+		if err != nil {
+			return err
+		}
+		if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
+			return fmt.Errorf("volume %s: %w", listed.VolumeID, ErrNotDeferred)
+		}
+		return do(ctx)
+	})
 }
 
 // hold does something while this process has the volume's detaching record. [ErrDetaching] means that another one has
@@ -386,16 +434,9 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 	return errors.Join(err, removed)
 }
 
-// detachNow detaches a volume's disk after this process has recorded that.
-func (d *Detacher) detachNow(ctx context.Context, volumeID, instanceID string) error {
-	set, err := d.List(ctx)
-	if err != nil {
-		return err
-	}
-	deferred, ok := set.Of(volumeID, instanceID)
-	if !ok {
-		return fmt.Errorf("volume %s: %w", volumeID, ErrNotDeferred)
-	}
+// detachNow detaches a volume's disk after this process has recorded that. deferred was read afterwards.
+func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
+	volumeID, instanceID := deferred.VolumeID, deferred.Instance
 	disk, err := d.rack.Disk(ctx, volumeID)
 	if errors.Is(err, rack.ErrReplaced) {
 		return d.End(ctx, deferred) // a volume without a disk is attached nowhere
@@ -428,13 +469,16 @@ func (d *Detacher) detachNow(ctx context.Context, volumeID, instanceID string) e
 		}
 		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", volumeID, "node_id", instanceID)
 	}
-	return d.End(ctx, deferred)
+	if err := d.End(ctx, deferred); err != nil {
+		return fmt.Errorf("%w: %w", errUnanswered, err) // it may still overwrite what an unpublish records
+	}
+	return nil
 }
 
 // update changes a record from old to now, and counts the change. It returns false if the record was deleted.
 func (d *Detacher) update(ctx context.Context, old Deferred, now *Deferred) (bool, error) {
 	now.Changes = old.Changes + 1
-	now.text = rack.RecordText(*now)
+	now.recordID, now.text = old.recordID, rack.RecordText(*now)
 	err := d.rack.UpdateRecord(ctx, old.recordID, now.text)
 	if errors.Is(err, rack.ErrNotFound) {
 		return false, d.rack.ConfirmProject(ctx)

@@ -248,10 +248,10 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 	}
 }
 
-// lookOnce makes a detacher carry out what is due.
+// lookOnce makes a detacher carry out what is due. Its time ends at no moment at which another pause ends.
 func lookOnce(t *testing.T, d *detach.Detacher) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
 	d.Run(ctx)
 }
@@ -282,6 +282,78 @@ func TestRecordThatIsUsedAgainIsNeverDeleted(t *testing.T) {
 			}
 			if set.Detaching(volume) {
 				t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
+			}
+		})
+	})
+	if orders < 30 {
+		t.Errorf("only %d orders", orders)
+	}
+	t.Logf("%d orders", orders)
+}
+
+// In whatever order the calls follow each other, an unpublish that has succeeded leaves a deferred detach, although
+// another process is just ending the one of the instance that had the disk before.
+func TestUnpublishMeetsTheEndOfADetach(t *testing.T) {
+	const next = "6b2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f51"
+	orders := everyOrder(func(choose func([]string) string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{holder: instance, turn: func(string) {}}
+			must(t, newDetacher(actor{w, ""}).Defer(t.Context(), volume, instance))
+			unpublished := false
+			order := run(w, map[string]func(){
+				"detach": func() { must(t, newDetacher(actor{w, "detach"}).Detach(t.Context(), volume, instance)) },
+				"orchestrator": func() {
+					a := actor{w, "orchestrator"}
+					d := newDetacher(a)
+					if a.turn(a.name); a.holder != "" {
+						return
+					}
+					a.world.holder = next
+					// Whether the publish succeeds or fails here, the orchestrator may unpublish the volume next.
+					_ = d.TakeBack(t.Context(), volume)
+					err := d.Defer(t.Context(), volume, next)
+					if unpublished = err == nil; !unpublished && !errors.Is(err, rack.ErrUnavailable) {
+						t.Error(err) // it may have waited for long enough
+					}
+				},
+			}, choose)
+			w.turn = func(string) {}
+			set, err := newDetacher(actor{w, ""}).List(t.Context())
+			must(t, err)
+			if _, ok := set.Of(volume, next); unpublished && !ok {
+				t.Fatalf("the unpublish succeeded, and the detach is not deferred: %s", strings.Join(order, " "))
+			}
+		})
+	})
+	if orders < 30 {
+		t.Errorf("only %d orders", orders)
+	}
+	t.Logf("%d orders", orders)
+}
+
+// A process finds that a detach is due. Meanwhile the volume comes back to its instance, and Nomad repeats the old
+// unpublish. In whatever order their calls follow each other, the disk of a published volume is not detached.
+func TestDueDetachThatWasTakenBack(t *testing.T) {
+	orders := everyOrder(func(choose func([]string) string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{holder: instance, turn: func(string) {}}
+			due := newDetacher(actor{w, "due"})
+			must(t, newDetacher(actor{w, ""}).Defer(t.Context(), volume, instance))
+			lookOnce(t, due)
+			time.Sleep(grace)
+			published := false
+			order := run(w, map[string]func(){
+				"due": func() { lookOnce(t, due) },
+				"nomad": func() {
+					a := actor{w, "nomad"}
+					d := newDetacher(a)
+					if published = publish(t, a, d); published {
+						_ = d.Defer(t.Context(), volume, instance)
+					}
+				},
+			}, choose)
+			if published && w.holder != instance {
+				t.Fatalf("the disk of a published volume was detached: %s", strings.Join(order, " "))
 			}
 		})
 	})

@@ -109,7 +109,7 @@ func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map
 			return maxPause, nil
 		}
 		err := d.expire(ctx, deferred)
-		if errors.Is(err, ErrDetaching) { // another process deletes it
+		if errors.Is(err, ErrDetaching) || errors.Is(err, ErrNotDeferred) { // another process deletes it, or uses it again
 			err = nil
 		}
 		return maxPause, err
@@ -130,7 +130,7 @@ func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map
 			return left, nil
 		}
 	}
-	err := d.Detach(ctx, deferred.VolumeID, deferred.Instance)
+	err := d.detachDue(ctx, deferred)
 	switch {
 	case errors.Is(err, ErrDetaching), errors.Is(err, ErrNotDeferred): // another process detaches it, or it was published
 		return maxPause, nil

@@ -140,23 +140,28 @@ const maxDeleted = 20_000
 
 // Deleted is for DeleteVolume, after the volume's disk was deleted. If grown says that the volume has grown, or if this
 // process knows an expansion of the volume, it deletes all records and snapshots of the volume. An expansion in another
-// process may leave some later: those are deleted by [Expander.Settle].
+// process may leave some later: those are deleted by [Expander.Settle], after an answer with OK only. A volume whose
+// deletion failed may be used again.
 func (e *Expander) Deleted(ctx context.Context, volumeID string, grown bool) error {
 	e.mu.Lock()
 	_, known := e.known[volumeID]
+	e.mu.Unlock()
+	if grown || known {
+		records, err := e.rack.Records(ctx)
+		if err == nil {
+			err = e.forget(ctx, volumeID, parseRecords(records))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if len(e.deleted) >= maxDeleted {
 		clear(e.deleted)
 	}
 	e.deleted[volumeID] = true
-	e.mu.Unlock()
-	if !grown && !known {
-		return nil
-	}
-	records, err := e.rack.Records(ctx)
-	if err != nil {
-		return err
-	}
-	return e.forget(ctx, volumeID, parseRecords(records))
+	return nil
 }
 
 // forget deletes all records and snapshots of a deleted volume. The record that leads from the volume ID to the disk

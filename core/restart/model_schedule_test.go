@@ -165,7 +165,7 @@ func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 		if m.mode == modeHot {
 			_, err = (&modelView{m: m}).Detach(ctx, rack.DiskID(v.id), instance)
 		} else {
-			_, err = p.engine.Unpublish(ctx, v.id, instance)
+			_, err = p.engine.Unpublish(ctx, v.id, instance, false)
 		}
 		v.busy = false
 		if err == nil {
@@ -193,7 +193,7 @@ func (m *model) deleteDisk(ctx context.Context, p *modelProcess, id string) erro
 		return view.ConfirmProject(ctx)
 	}
 	if err == nil && disk.InstanceID != "" {
-		_, err = p.engine.Unpublish(ctx, id, disk.InstanceID)
+		_, err = p.engine.Unpublish(ctx, id, disk.InstanceID, false)
 	}
 	if err == nil {
 		err = view.deleteDisk(id)

@@ -240,8 +240,9 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 // Unpublish ends the attach request for a volume and detaches its disk. If the instance runs, Unpublish records a
 // deferred detach instead, which the next restart carries out. It also defers the detach while the instance is being
 // restarted: an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the
-// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching.
-func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string) (rack.Disk, error) {
+// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching. vouched says that a person
+// asks, who has confirmed that the volume is not in use there.
+func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string, vouched bool) (rack.Disk, error) {
 	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, err
@@ -257,21 +258,30 @@ func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string) (ra
 		return rack.Disk{}, err
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
-		detached, err := e.detachNow(ctx, disk, instanceID, records)
+		detached, err := e.detachNow(ctx, disk, instanceID, vouched, records)
 		if !errors.Is(err, rack.ErrNotStopped) {
 			return detached, err
 		}
 		e.refusesHot.Store(true)
+	}
+	instance, err := e.rack.Instance(ctx, instanceID)
+	switch {
+	case err != nil:
+		return disk, err
+	case instance.BootDiskID == disk.ID:
+		return disk, nil // never published, and no restart can detach it
+	case vouched:
+		return disk, e.opts.Detacher.DeferVouched(ctx, volumeID, instanceID)
 	}
 	return disk, e.opts.Detacher.Defer(ctx, volumeID, instanceID)
 }
 
 // detachNow detaches a disk. Where deferred detaches are timed, this is remembered.
 func (e *Engine) detachNow(
-	ctx context.Context, disk rack.Disk, instanceID string, records recordSet,
+	ctx context.Context, disk rack.Disk, instanceID string, vouched bool, records recordSet,
 ) (rack.Disk, error) {
 	if e.opts.Detacher.Timed() {
-		err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID)
+		err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID, vouched)
 		if err != nil && !errors.Is(err, detach.ErrDetaching) { // another process works on it, and the detach is recorded
 			return rack.Disk{}, err
 		}

@@ -81,6 +81,11 @@ func (r *restartRecord) handOver(frees string) {
 	}
 }
 
+// frees reports whether the restart was handed over to free the disk of this volume.
+func (r restartRecord) frees(volumeID string) bool {
+	return slices.Contains(decodeVolumes([]string{r.Frees}), volumeID)
+}
+
 // stillFrees reports whether the disk for which a restart was handed over still has to be freed.
 func (b recordSet) stillFrees(r restartRecord) bool {
 	volumes := decodeVolumes([]string{r.Frees})

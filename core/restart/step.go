@@ -524,10 +524,11 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	var failed error
 	full := e.slotsNeeded(disks, id) > e.opts.MaxDisks
 	for _, disk := range disks {
-		if !full && !h.deferredAtStart[disk.VolumeID] && !e.requestedElsewhere(disk.VolumeID, id) {
+		wanted := e.requestedElsewhere(disk.VolumeID, id) || h.record.frees(disk.VolumeID)
+		if !full && !h.deferredAtStart[disk.VolumeID] && !wanted {
 			continue
 		}
-		err := e.finishDetach(ctx, disk, id)
+		err := e.finishDetach(ctx, disk, id, wanted)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // it was started in the meantime: the requests wait for the next restart
@@ -579,8 +580,9 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 	return len(volumes)
 }
 
-// finishDetach carries out a deferred detach, unless the disk was requested again.
-func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string) error {
+// finishDetach carries out a deferred detach, unless the disk was requested again. An untimed one is carried out only
+// if another instance wants the disk.
+func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string, wanted bool) error {
 	release, err := e.lockVolume(ctx, disk.VolumeID)
 	if err != nil {
 		return err
@@ -594,7 +596,7 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 		return err
 	}
 	deferred, ok := records.deferred.Of(disk.VolumeID, instance)
-	if !ok || !records.frees(disk.VolumeID, instance) && !e.requestedElsewhere(disk.VolumeID, instance) {
+	if !ok || !records.frees(disk.VolumeID, instance) && !wanted {
 		return nil
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
