@@ -90,6 +90,25 @@ func TestNodeNeedsNoIdentitySettings(t *testing.T) {
 	}
 }
 
+// A node with a list of several racks waits until it is told its own.
+func TestNodeOfSeveralRacks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.yaml")
+	must(t, os.WriteFile(config, []byte("racks: [{name: default}, {name: west}]\n"), 0o644))
+	identity := func(rack ...string) result {
+		return runPlugin(t, baseEnv(), append([]string{
+			"metadata", "--timeout=0", "--config=" + config, "--sys-root=" + instanceSys(t, instanceID),
+		}, rack...)...)
+	}
+	if got := identity(); got.code == 0 || !strings.Contains(got.stderr, "has several (default, west)") {
+		t.Errorf("without a name: %+v", got)
+	}
+	if got := identity("--rack=west"); got.code != 0 || !strings.Contains(got.stdout, "OXIDE_RACK=west") {
+		t.Errorf("with a name: %+v", got)
+	}
+}
+
 // addressForLater returns a loopback address that no process listens on for a while. Its IP address is random: a
 // process that meanwhile takes a free port of 127.0.0.1 does not get this one.
 func addressForLater(t *testing.T) string {

@@ -24,6 +24,11 @@ func provider(cfg config.Config, log *slog.Logger) metadata.Provider {
 		explicit.Rack = cfg.Rack
 	}
 	opts := auto.Options{Explicit: auto.Source{Name: config.MetadataStatic, Provider: static.New(explicit)}, Log: log}
+	if cfg.Mode != config.ModeController { // a controller only wants to know which instance it runs on
+		for _, rack := range cfg.Racks {
+			opts.Racks = append(opts.Racks, rack.Name)
+		}
+	}
 	for _, name := range sources(cfg) {
 		opts.Discovered = append(opts.Discovered, auto.Source{Name: name, Provider: source(name, cfg, log)})
 	}

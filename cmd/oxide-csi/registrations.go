@@ -39,6 +39,7 @@ type registration struct {
 func (registration) Driver() string      { return rpc.PluginName }
 func (registration) TopologyKey() string { return rpc.TopologySegmentRack }
 func (r registration) RawBlock() bool    { return r.Context[rpc.KeyRawBlock] == "true" }
+func (r registration) Encrypted() bool   { return r.Context[rpc.KeyEncryption] != "" }
 
 // printPersistentVolumes prints the PersistentVolumes of all volumes that are not deleted.
 func printPersistentVolumes(w io.Writer, volumes []client.AdoptableVolume, storageClass string) {
@@ -102,6 +103,19 @@ spec:
 {{- range $key, $value := .Context}}
       {{$key}}: {{printf "%q" $value}}
 {{- end}}
+{{- if .Encrypted}}
+    # The volume is encrypted. This is the Secret with its passphrase, as docs/how-to/encrypt-volumes.md names it.
+{{- if .ClaimName}}
+    nodeStageSecretRef:
+      namespace: {{printf "%q" .Namespace}}
+      name: {{printf "%q" (print .ClaimName "-luks")}}
+{{- else}}
+    # The claim is not known: fill in both.
+    nodeStageSecretRef:
+      namespace: ""
+      name: ""
+{{- end}}
+{{- end}}
   nodeAffinity:
     required:
       nodeSelectorTerms:
@@ -129,6 +143,11 @@ context {
   {{$key}} = {{printf "%q" $value}}
 {{- end}}
 }
+{{- if .Encrypted}}
+
+# The volume is encrypted: put its passphrase here, as docs/how-to/encrypt-volumes.md says.
+# secrets { passphrase = "" }
+{{- end}}
 
 topology_request {
   required {

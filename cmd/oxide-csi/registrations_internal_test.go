@@ -66,6 +66,41 @@ func TestPersistentVolumesOfHostileNames(t *testing.T) {
 	}
 }
 
+// What is printed for an encrypted volume names the Secret of its passphrase, as the storage class of the docs does. If
+// the claim is not known, Kubernetes refuses the object until a person has filled in the name.
+func TestRegistrationsOfEncryptedVolumes(t *testing.T) {
+	volume := client.AdoptableVolume{
+		Volume:  client.Volume{Name: "pvc-1", ID: "volume-1", SizeBytes: 1 << 30, Rack: "default"},
+		Context: map[string]string{rpc.KeyEncryption: rpc.EncryptionLUKS2},
+	}
+	for claim, want := range map[string]map[string]string{
+		"databases/postgres": {"namespace": "databases", "name": "postgres-luks"},
+		"":                   {"namespace": "", "name": ""},
+	} {
+		volume.Claim = claim
+		var text bytes.Buffer
+		printPersistentVolumes(&text, []client.AdoptableVolume{volume}, "fast")
+		var object struct {
+			Spec struct {
+				CSI struct {
+					Secret map[string]string `yaml:"nodeStageSecretRef"`
+				}
+			}
+		}
+		if err := yaml.Unmarshal(text.Bytes(), &object); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, object.Spec.CSI.Secret); diff != "" {
+			t.Errorf("claim %q (-want +got):\n%s", claim, diff)
+		}
+	}
+	var text bytes.Buffer
+	printNomadVolumes(&text, []client.AdoptableVolume{volume}, "disks")
+	if !strings.Contains(text.String(), "\n# secrets { passphrase =") {
+		t.Errorf("for Nomad: %s", &text)
+	}
+}
+
 // What is printed for Nomad is a script that registers each volume and does nothing else, whatever its names are.
 func TestNomadVolumesOfHostileNames(t *testing.T) {
 	dir := t.TempDir()

@@ -85,6 +85,7 @@ func readPassphrase(name string, stdin io.Reader) (string, error) {
 }
 
 func (b *storageCommands) headerBackup() *cobra.Command {
+	var attachment string
 	cmd := &cobra.Command{
 		Use:   "header-backup VOLUME FILE",
 		Short: "Copy the header of an encrypted volume to a file",
@@ -93,7 +94,9 @@ needs root and cryptsetup, but no passphrase. The volume may be in use.
 
 Without its header, the data of a volume is lost, even with the passphrase. Keep the file as safe as the passphrase:
 with the file, a passphrase that was valid at the time of the copy opens the disk for ever. Repeat the copy after a change
-of the passphrase. To restore a header: cryptsetup luksHeaderRestore.`,
+of the passphrase. To restore a header: cryptsetup luksHeaderRestore.
+
+If the node itself cannot reach a controller, pass the output of attach --json to header-backup --attachment there.`,
 		Example:           `  oxide-csi volume header-backup "$id" postgres.header`,
 		Args:              exactly("VOLUME", "FILE"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
@@ -102,13 +105,18 @@ of the passphrase. To restore a header: cryptsetup luksHeaderRestore.`,
 	cmd.Flags().StringVar(&b.devRoot, "dev-root", "", "path of this host's /dev (default /dev) [OXIDE_CSI_DEV_ROOT]")
 	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
 	cmd.Flags().Lookup("dev-root").Hidden = true
+	cmd.Flags().StringVar(&attachment, "attachment", "", attachmentHelp)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		given, err := readAttachment(attachment, cmd.InOrStdin())
+		if err != nil {
+			return err
+		}
 		file, err := filepath.Abs(args[1])
 		if err != nil {
 			return err
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.HeaderBackup, error) {
-			return plugin.BackUpHeader(ctx, args[0], file)
+			return plugin.BackUpHeader(ctx, args[0], file, given)
 		}, func(w io.Writer, h client.HeaderBackup) {
 			line(w, "the header of volume "+h.VolumeID+" is in "+h.File)
 		})

@@ -89,6 +89,12 @@ func TestEncryptedVolume(t *testing.T) {
 	if said := h.fails(t, 5, "volume", "header-backup", id, backup); !strings.Contains(said, "exists") {
 		t.Errorf("a second backup to the same file: %s", said)
 	}
+	attachment := filepath.Join(h.dir, "attachment")
+	must(t, os.WriteFile(attachment, []byte(h.ok(t, "volume", "attach", id, "--json")), 0o600))
+	if got := h.run(t, "volume", "header-backup", id, backup+"2", "--attachment="+attachment,
+		"--controller-endpoint="+filepath.Join(h.dir, "none")); got.code != 0 {
+		t.Errorf("header-backup without a controller: %+v", got)
+	}
 	for _, volume := range []string{id, plain} {
 		h.ok(t, "volume", "detach", volume)
 		h.ok(t, "volume", "delete", volume)

@@ -177,12 +177,7 @@ func (f *mountFlags) add(cmd *cobra.Command) {
 		"for a new filesystem mkfsOptions, rootUid, rootGid, rootMode; verifyFilesystem=false; diskName of a disk created by hand; may be repeated",
 	)
 	flags.BoolVar(&f.attach, "attach", false, "attach the volume to this instance first")
-	flags.StringVar(
-		&f.attachment,
-		"attachment",
-		"",
-		"file with the output of attach --json, - for stdin; mount then needs no controller",
-	)
+	flags.StringVar(&f.attachment, "attachment", "", attachmentHelp)
 	f.passphrases.add(flags)
 	completeFlag(cmd, "fs-type", cobra.FixedCompletions(filesystem.Types(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "access-mode", cobra.FixedCompletions(accessModes, cobra.ShellCompDirectiveNoFileComp))
@@ -230,6 +225,8 @@ func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
 	opts.Attachment, err = readAttachment(f.attachment, stdin)
 	return opts, err
 }
+
+const attachmentHelp = "file with the output of attach --json, - for stdin; the command then needs no controller"
 
 // readAttachment reads the output of attach --json. It returns nil if no file is named.
 func readAttachment(name string, stdin io.Reader) (*client.Attachment, error) {

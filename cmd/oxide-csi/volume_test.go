@@ -1074,6 +1074,7 @@ func commandPage(t *testing.T) string {
 	b.WriteString(written + begin)
 	for _, command := range []string{
 		"volume", "volume create", "volume expand", "volume list", "volume show", "volume attach", "volume mount", "volume unmount", "volume detach", "volume delete", "volume adopt",
+		"volume header-backup",
 		"snapshot", "snapshot create", "snapshot list", "snapshot show", "snapshot delete",
 		"doctor", "explain", "orphans", "support-bundle",
 	} {

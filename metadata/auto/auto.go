@@ -9,7 +9,8 @@
 // another instance, that is an error.
 //
 // The rack is the first that a source names. If a source that could name the rack does not answer, that is an error: a
-// node that started on a guessed rack would keep it.
+// node that started on a guessed rack would keep it. Without a name the rack is the configured one. If several are
+// configured, a source must name one of them.
 package auto
 
 import (
@@ -17,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,6 +46,8 @@ type Options struct {
 	Explicit Source
 	// Discovered are the other sources, the most trusted first.
 	Discovered []Source
+	// Racks are the names of the configured racks. With fewer than two, every name is accepted, and also none.
+	Racks []string
 	// Log gets a line when the answer comes from other sources than before, and when sources differ. Nil means no log.
 	Log *slog.Logger
 }
@@ -102,6 +106,9 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 		return metadata.Instance{}, f.noInstanceID(ctx)
 	case f.Rack == "":
 		err = f.noRack()
+	}
+	if err == nil {
+		err = p.checkRack(f)
 	}
 	if err != nil {
 		return metadata.Instance{}, err
@@ -215,6 +222,27 @@ func (f *result) noRack() error {
 		}
 	}
 	return nil
+}
+
+// checkRack returns an error if several racks are configured and the sources name none of them.
+func (p *Provider) checkRack(f result) error {
+	switch {
+	case len(p.options.Racks) < 2 || slices.Contains(p.options.Racks, f.Rack):
+		return nil
+	case f.Rack == "":
+		return &metadata.Error{
+			Kind: metadata.ErrNotReady,
+			What: fmt.Sprintf("%s knows the instance, but no source names its rack, and the configuration has several (%s)",
+				f.idFrom, strings.Join(p.options.Racks, ", ")),
+			Next: "name the rack where a source reads it, such as the Node's label, or set --rack (OXIDE_RACK)",
+		}
+	}
+	return &metadata.Error{
+		Kind: metadata.ErrNotReady,
+		What: fmt.Sprintf("%s says that this node is on rack %q, and the configuration has only %s",
+			f.rackFrom, f.Rack, strings.Join(p.options.Racks, ", ")),
+		Next: "correct the name there, or add the rack to the configuration",
+	}
 }
 
 // logSources logs which sources answered, and why the others did not.

@@ -210,6 +210,34 @@ func TestHangingSourceDelaysOneSecond(t *testing.T) {
 	})
 }
 
+// If several racks are configured, a source must name one of them.
+func TestSeveralRacks(t *testing.T) {
+	for _, test := range []struct {
+		rack, want string
+		racks      []string
+	}{
+		{"west", "", []string{"east", "west"}},
+		{"", "no source names its rack, and the configuration has several (east, west)", []string{"east", "west"}},
+		{"", "no source names its rack", []string{"default", "west"}},
+		{"wets", `on rack "wets", and the configuration has only east, west`, []string{"east", "west"}},
+		{"", "", []string{"east"}},
+		{"other", "", []string{"east"}},
+		{"", "", nil},
+	} {
+		p := auto.New(auto.Options{
+			Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{InstanceID: idA, Rack: test.rack})},
+			Racks:    test.racks,
+		})
+		got, err := p.Instance(t.Context())
+		switch {
+		case test.want == "" && (err != nil || got.Rack != test.rack):
+			t.Errorf("%+v: %+v, %v", test, got, err)
+		case test.want != "" && (!errors.Is(err, metadata.ErrNotReady) || !strings.Contains(err.Error(), test.want)):
+			t.Errorf("%+v: %+v, %v", test, got, err)
+		}
+	}
+}
+
 func TestNoSource(t *testing.T) {
 	p := auto.New(auto.Options{Explicit: auto.Source{Name: "static", Provider: static.New(static.Options{})}})
 	if got, err := p.Instance(

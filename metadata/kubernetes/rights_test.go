@@ -123,7 +123,7 @@ func TestLogs(t *testing.T) {
 // The versions that doctor looks for are those of the manifests.
 func TestVersionsAreThoseOfTheManifests(t *testing.T) {
 	got := map[string]string{}
-	image := regexp.MustCompile(`- name: (\S+)\n +image: registry\.k8s\.io/sig-storage/csi-\S+:(v\S+)`)
+	image := regexp.MustCompile(`name: (\S+)\n +image: registry\.k8s\.io/sig-storage/csi-\S+:(v\S+)`)
 	files, err := filepath.Glob("../../deploy/k8s/*/*.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -56,7 +56,8 @@ func TestKustomize(t *testing.T) {
 		{"event about the token", "base", []string{"token-event"}, []string{"--set=controller.tokenEvent=true"}},
 		{"planned restarts", "base", []string{"restart"}, []string{"--set=attachMode=restart"}},
 		{"buckets", "base buckets", nil, []string{"--set=buckets.enabled=true"}},
-		{"all of it", ".", []string{"startup-taint", "await-detach", "restart", "restart-drain"}, []string{
+		{"all of it", ".", []string{"startup-taint", "await-detach", "restart", "restart-drain", "capacity"}, []string{
+			"--set=csiDriver.storageCapacity=true",
 			"--set=snapshots.enabled=true,attachMode=restart,restartDrain=true,node.startupTaint=csi.oxide.computer/agent-not-ready,node.registration=plugin,node.awaitDetachSeconds=300"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -22,13 +22,14 @@ type HeaderBackup struct {
 	File     string `json:"file"`
 }
 
-// BackUpHeader copies the LUKS2 header of a volume that is attached to this node to a new file.
-func (c *Client) BackUpHeader(ctx context.Context, text, file string) (HeaderBackup, error) {
+// BackUpHeader copies the LUKS2 header of a volume that is attached to this node to a new file. The attachment is the
+// given one, or the controller's if given is nil.
+func (c *Client) BackUpHeader(ctx context.Context, text, file string, given *Attachment) (HeaderBackup, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
 		return HeaderBackup{}, err
 	}
-	attachment, err := c.attachment(ctx, id, nil)
+	attachment, err := c.attachment(ctx, id, given)
 	if err != nil {
 		return HeaderBackup{}, err
 	}

@@ -259,7 +259,7 @@ var Symptoms = []Symptom{
 		"disk {disk} is still attached to instance {holder}",
 		actorOperator,
 		"kubectl get volumeattachment has the node; end the pod there that uses the volume, if it may end. If there is none, detach nothing and ask who attached it",
-		"A disk is attached to one instance at a time. Kubernetes detaches it from a node that is down after six minutes.",
+		"A disk is attached to one instance at a time. Kubernetes does not detach it from a node that is down until somebody acts: docs/how-to/drain-nodes.md.",
 	},
 	{
 		"ControllerNotRunning", "attachment", unlessRunning(metadata.NoController),
@@ -301,7 +301,7 @@ var Symptoms = []Symptom{
 		"volume {volume} is encrypted, and the node gets no passphrase for it",
 		actorUser,
 		"create the Secret that the storage class names, with its old passphrase (key passphrase) if the volume was used before; else with a new one, and keep a copy",
-		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class.",
+		"The passphrase comes with each mount. docs/how-to/encrypt-volumes.md has the Secret and the class. A PersistentVolume that was made by hand names the Secret itself, in nodeStageSecretRef.",
 	},
 	{
 		"WrongPassphrase",

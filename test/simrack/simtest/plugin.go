@@ -116,7 +116,7 @@ func (o PluginOptions) rackFlags() ([]string, error) {
 	return flags, err
 }
 
-// severalRacks returns the flag for a file with Sim and OtherRacks.
+// severalRacks returns the flags for a file with Sim and OtherRacks, and for a node on the rack of Sim.
 func (o PluginOptions) severalRacks() ([]string, error) {
 	var text strings.Builder
 	fmt.Fprintln(&text, "racks:")
@@ -133,7 +133,7 @@ func (o PluginOptions) severalRacks() ([]string, error) {
 		}
 	}
 	file := filepath.Join(o.Dir, "racks.yaml")
-	return []string{"--config=" + file}, os.WriteFile(file, []byte(text.String()), 0o600)
+	return []string{"--config=" + file, "--rack=" + DefaultRack}, os.WriteFile(file, []byte(text.String()), 0o600)
 }
 
 func (o PluginOptions) writeToken(name string, sim *Sim) (path string, err error) {
