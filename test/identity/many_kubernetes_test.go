@@ -94,7 +94,7 @@ func TestManyProviders(t *testing.T) {
 func (c *cluster) onMany(t *testing.T, do func(i int)) {
 	t.Helper()
 	var group errgroup.Group
-	group.SetLimit(50)
+	group.SetLimit(10) // each must be answered in time, also on a busy machine
 	for i := range manyNodes {
 		group.Go(func() error { do(i); return nil })
 	}
