@@ -245,10 +245,7 @@ func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
 	node, volume, other := r.Node(t, "node-a"), r.Create(t, "data"), r.Create(t, "other")
-	r.published(t, volume, node)
-	r.restartsDone(t)
-	r.Must(t, r.Unpublish(t, volume, node))
-	r.published(t, volume, node)
+	r.returned(t, volume, node)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.published(t, other, node)
 	r.restartsDone(t)
@@ -265,10 +262,7 @@ func TestPlannedHandoverFreesAnUntimedDisk(t *testing.T) {
 	t.Parallel()
 	r, _ := newRestartPair(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
 	node, volume := r.Node(t, "node-a"), r.Create(t, "data")
-	r.published(t, volume, node)
-	r.restartsDone(t)
-	r.Must(t, r.Unpublish(t, volume, node))
-	r.published(t, volume, node)
+	r.returned(t, volume, node)
 	r.Must(t, r.Unpublish(t, volume, node))
 	if record := r.detachRecord(t, volume); !strings.Contains(record, `"untimed":true`) {
 		t.Fatalf("after a late unpublish the record is %s", record)
@@ -289,10 +283,7 @@ func TestPlannedDetachByAPerson(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace = time.Hour })
 	node, volume, other := r.Node(t, "node-a"), r.Create(t, "data"), r.Create(t, "other")
-	r.published(t, volume, node)
-	r.restartsDone(t)
-	r.Must(t, r.Unpublish(t, volume, node))
-	r.published(t, volume, node)
+	r.returned(t, volume, node)
 	_, err := r.ControllerUnpublishVolume(
 		grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataDetachNow, "yes"),
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: volume, NodeId: node},
@@ -327,6 +318,15 @@ func TestPlannedLateUnpublish(t *testing.T) {
 	if late := r.detachRecord(t, volume); !strings.Contains(late, `"untimed":true`) {
 		t.Errorf("after a late unpublish the record is %s", late)
 	}
+}
+
+// returned publishes a volume on a node, unpublishes it, and publishes it there again.
+func (r *rig) returned(t *testing.T, volume, node string) {
+	t.Helper()
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Unpublish(t, volume, node))
+	r.published(t, volume, node)
 }
 
 // detachRecord returns the text of a volume's deferred detach.

@@ -348,7 +348,7 @@ func TestDueDetachThatWasTakenBack(t *testing.T) {
 					a := actor{w, "nomad"}
 					d := newDetacher(a)
 					if published = publish(t, a, d); published {
-						_ = d.Defer(t.Context(), volume, instance)
+						_ = d.Defer(t.Context(), volume, instance) // also a late unpublish that fails may have its effect
 					}
 				},
 			}, choose)
