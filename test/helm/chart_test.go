@@ -435,6 +435,35 @@ func TestPluginUnderstands(t *testing.T) {
 	}
 }
 
+// TestSeveralRacks follows the head of deploy/k8s/several-racks. Its nodes know the racks too: otherwise one without a
+// label would join a rack named default for good.
+func TestSeveralRacks(t *testing.T) {
+	const folder = "../../deploy/k8s/several-racks"
+	text, err := os.ReadFile(folder + "/kustomization.yaml")
+	must(t, err)
+	list := regexp.MustCompile(`(?m)^#   ((?:racks:|  - ).*)$`).FindAllSubmatch(text, -1)
+	var racks strings.Builder
+	for _, line := range list {
+		fmt.Fprintf(&racks, "%s\n", line[1])
+	}
+	objects := parse(t, run(t, program(t, "kustomize", "helm"), "build", folder))
+	objects["ConfigMap/oxide-csi/oxide-racks"] = object{"data": object{"racks.yaml": racks.String()}}
+	objects["Secret/oxide-csi/oxide-secret"] = object{"stringData": object{"north": "oxide-token-1", "south": "oxide-token-2"}}
+	for name, cfg := range map[string]config.Config{
+		"controller": load(t, objects, controllerPods, "containers", config.Flags, config.Load),
+		"node":       load(t, objects, nodePods, "containers", config.Flags, config.Load),
+		"identity":   load(t, objects, nodePods, "initContainers", identityFlags, config.LoadIdentity),
+	} {
+		var got []string
+		for _, rack := range cfg.Racks {
+			got = append(got, rack.Name)
+		}
+		if !slices.Equal(got, []string{"north", "south"}) {
+			t.Errorf("the racks of the %s are %q", name, got)
+		}
+	}
+}
+
 // identityFlags are the flags of oxide-csi metadata.
 func identityFlags(fs *pflag.FlagSet) {
 	config.IdentityFlags(fs)
@@ -468,7 +497,7 @@ func load(
 				value = "from-elsewhere"
 			}
 		}
-		environ = append(environ, name+"="+strings.ReplaceAll(value, "/etc/oxide-csi", root+"/etc/oxide-csi"))
+		environ = append(environ, name+"="+strings.ReplaceAll(value, "/etc/oxide-", root+"/etc/oxide-"))
 	}
 	var args []string
 	for _, a := range at[[]any](t, container, "args") {
@@ -503,6 +532,10 @@ func mount(t *testing.T, root string, objects map[string]object, spec, container
 			case v["configMap"] != nil:
 				for file, text := range at[object](t, objects["ConfigMap/oxide-csi/"+at[string](t, v, "configMap", "name")], "data") {
 					files[file] = strings.ReplaceAll(text.(string), "/etc/oxide-csi", root+"/etc/oxide-csi")
+				}
+			case lookup(v, []string{"secret", "items"}) == nil && v["secret"] != nil:
+				for file, text := range at[object](t, objects["Secret/oxide-csi/"+at[string](t, v, "secret", "secretName")], "stringData") {
+					files[file] = text.(string)
 				}
 			case v["secret"] != nil:
 				secret(t, v, files)
