@@ -448,7 +448,9 @@ func TestSeveralRacks(t *testing.T) {
 	}
 	objects := parse(t, run(t, program(t, "kustomize", "helm"), "build", folder))
 	objects["ConfigMap/oxide-csi/oxide-racks"] = object{"data": object{"racks.yaml": racks.String()}}
-	objects["Secret/oxide-csi/oxide-secret"] = object{"stringData": object{"north": "oxide-token-1", "south": "oxide-token-2"}}
+	objects["Secret/oxide-csi/oxide-secret"] = object{
+		"stringData": object{"north": "oxide-token-1", "south": "oxide-token-2"},
+	}
 	for name, cfg := range map[string]config.Config{
 		"controller": load(t, objects, controllerPods, "containers", config.Flags, config.Load),
 		"node":       load(t, objects, nodePods, "containers", config.Flags, config.Load),
