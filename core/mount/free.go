@@ -161,7 +161,8 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 			return false, err
 		}
 		err = dev.CheckUnused()
-		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 || openersOf(dev.Numbers(), true) != "" {
+		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 ||
+			openersOf(dev.Numbers(), true) != "" || loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return err == nil, err

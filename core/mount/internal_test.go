@@ -31,8 +31,15 @@ func TestTableAt(t *testing.T) {
 	if entry, ok := table.At("/a"); !ok || entry.FSType != "tmpfs" {
 		t.Errorf("at /a is %v, %t; want the upper mount", entry, ok)
 	}
-	if entry, ok := table.At("/a/b"); !ok || entry.FSType != "xfs" {
-		t.Errorf("at /a/b is %v, %t", entry, ok)
+	if entry, ok := table.At("/a/b"); ok {
+		t.Errorf("at /a/b is %v, to which the path does not lead", entry)
+	}
+	covered, by := table.Covered("/a/b")
+	if len(covered) != 1 || covered[0].FSType != "xfs" || by.FSType != "tmpfs" {
+		t.Errorf("covered at /a/b are %v, by %v", covered, by)
+	}
+	if covered, _ := table.Covered("/a"); covered != nil {
+		t.Errorf("covered at /a are %v, which the path leads through", covered)
 	}
 	if entry, ok := table.At("/a/"); ok {
 		t.Errorf("at a path that is not resolved is %v", entry)
@@ -46,6 +53,11 @@ func TestEntryBlock(t *testing.T) {
 	} {
 		if got := (Entry{Root: root}).Block(); got != want {
 			t.Errorf("root %s: block %t, want %t", root, got, want)
+		}
+	}
+	for fsType, want := range map[string]bool{"devtmpfs": true, "ext4": false} {
+		if got := (Entry{Root: "/dm-999999//deleted", FSType: fsType}).Block(); got != want {
+			t.Errorf("the node of a mapping that was closed, of a %s: block %t, want %t", fsType, got, want)
 		}
 	}
 }

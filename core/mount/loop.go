@@ -8,9 +8,11 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -27,14 +29,33 @@ func loopInUse(devices []device.Number) string {
 	}
 	for _, folder := range folders {
 		name := filepath.Base(filepath.Dir(folder))
-		if loop, backing, err := openLoop(
-			"/dev/" + name,
-		); err == nil && slices.Contains(devices, backing) &&
-			used(name, loop) {
+		loop, backing, err := openLoop("/dev/" + name)
+		switch {
+		case err != nil:
+			if mayBeBoundTo(folder, devices) {
+				return name
+			}
+		case slices.Contains(devices, backing) && used(name, loop):
 			return name
 		}
 	}
 	return ""
+}
+
+// mayBeBoundTo says what is known of a loop device that cannot be opened, as under a device policy: only the path of
+// what it is bound to, perhaps in another mount namespace. folder is its folder in /sys.
+func mayBeBoundTo(folder string, devices []device.Number) bool {
+	text, err := os.ReadFile(filepath.Join(folder, "backing_file"))
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) // not bound any more
+	}
+	path := strings.TrimSpace(string(text))
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().IsRegular() {
+		return false
+	}
+	number, isDevice := device.NodeNumber(path)
+	return !isDevice || slices.Contains(devices, number)
 }
 
 // openLoop returns the number of a loop device, and that of the device to which it is bound.
@@ -54,11 +75,34 @@ func openLoop(path string) (loop, backing device.Number, err error) {
 	return loop, device.Number{Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)}, nil
 }
 
-// used reports whether a mount, a device mapper or a program uses a loop device.
+// used reports whether a mount, a device mapper, another loop device or a program uses a loop device or one of its
+// partitions.
 func used(name string, loop device.Number) bool {
-	if table, err := ReadTable(); err != nil || len(table.OfDevice(loop)) > 0 || len(CopiesOf(loop)) > 0 {
+	table, err := ReadTable()
+	if err != nil {
 		return true
 	}
-	holders, err := os.ReadDir("/sys/block/" + name + "/holders")
-	return err != nil || len(holders) > 0 || openersOf([]device.Number{loop}, true) != ""
+	folders, err := filepath.Glob("/sys/block/" + name + "/" + name + "p*")
+	if err != nil {
+		return true
+	}
+	numbers := []device.Number{loop}
+	for _, folder := range folders {
+		text, err := os.ReadFile(filepath.Join(folder, "dev"))
+		if err != nil {
+			return true
+		}
+		var partition device.Number
+		if _, err := fmt.Sscanf(string(text), "%d:%d", &partition.Major, &partition.Minor); err != nil {
+			return true
+		}
+		numbers = append(numbers, partition)
+	}
+	for _, folder := range append(folders, "/sys/block/"+name) {
+		if holders, err := os.ReadDir(filepath.Join(folder, "holders")); err != nil || len(holders) > 0 {
+			return true
+		}
+	}
+	mounted := func(n device.Number) bool { return len(table.OfDevice(n)) > 0 || len(CopiesOf(n)) > 0 }
+	return slices.ContainsFunc(numbers, mounted) || openersOf(numbers, true) != "" || loopInUse(numbers) != ""
 }

@@ -9,6 +9,7 @@ package mount
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -99,7 +100,8 @@ func btrfsNumber(source string, own device.Number) device.Number {
 	return own
 }
 
-// At returns the mount at path, or the uppermost of several. The path comes from [Resolve].
+// At returns the mount at path, or the uppermost of several. The path comes from [Resolve]. A mount counts if the kernel
+// finds it at that path. One that [Table.Covered] returns does not.
 func (t Table) At(path string) (Entry, bool) {
 	mounts := t.AllAt(path)
 	if len(mounts) == 0 {
@@ -108,24 +110,62 @@ func (t Table) At(path string) (Entry, bool) {
 	return mounts[0], true
 }
 
-// AllAt returns all mounts at path, the uppermost first.
+// AllAt returns all mounts at path, the uppermost first, as [Table.At] counts them.
 func (t Table) AllAt(path string) []Entry {
-	below := slices.DeleteFunc(slices.Clone(t), func(entry Entry) bool { return entry.Path != path })
 	var mounts []Entry
-	for len(below) > 0 {
-		top := slices.IndexFunc(below, func(entry Entry) bool {
-			return !slices.ContainsFunc(
-				below,
-				func(above Entry) bool { return above.parent == entry.id && above.id != entry.id },
-			)
-		})
-		if top < 0 {
-			return mounts // the table changed while it was read
+	for _, entry := range t.walk(path) {
+		if entry.Path == path {
+			mounts = append(mounts, entry)
 		}
-		mounts = append(mounts, below[top])
-		below = slices.Delete(below, top, top+1)
 	}
+	slices.Reverse(mounts)
 	return mounts
+}
+
+// Covered returns the mounts at path to which the path does not lead, because another mount covers one of the folders
+// above them. It also returns that mount. Another view of a mount to which the path leads does not count: the kernel
+// unmounts both together.
+func (t Table) Covered(path string) (mounts []Entry, by Entry) {
+	walked := t.walk(path)
+	for _, entry := range t {
+		reached := slices.ContainsFunc(walked, func(w Entry) bool { return w.Path == path && t.SameMount(w, entry) })
+		if entry.Path == path && !reached {
+			mounts = append(mounts, entry)
+		}
+	}
+	if len(walked) > 0 {
+		by = walked[len(walked)-1]
+	}
+	return mounts, by
+}
+
+// walk returns the mounts that the kernel enters on its way to path, the last one last.
+func (t Table) walk(path string) []Entry {
+	var walked []Entry
+	enter := func(folder string) {
+		for {
+			next := slices.IndexFunc(t, func(entry Entry) bool {
+				if len(walked) > 0 {
+					return entry.Path == folder && entry.parent == walked[len(walked)-1].id && entry.id != entry.parent
+				}
+				// The parent of the root is in no table.
+				return entry.Path == folder && !slices.ContainsFunc(t, func(e Entry) bool {
+					return e.id == entry.parent && e.id != entry.id
+				})
+			})
+			if next < 0 {
+				return
+			}
+			walked = append(walked, t[next])
+		}
+	}
+	enter("/")
+	for i := 1; i <= len(path); i++ {
+		if i == len(path) && i > 1 || i < len(path) && path[i] == '/' {
+			enter(path[:i])
+		}
+	}
+	return walked
 }
 
 // SameMount reports whether the two entries are the same mount, shown at two paths. That happens if a parent folder is
@@ -165,10 +205,14 @@ func (t Table) OfDevice(n device.Number) []Entry {
 // deleted is the end of a mount's root if the file or folder was removed from its filesystem.
 const deleted = "//deleted"
 
+// removedMapping is the root of a mount of a mapping that was closed: nothing but the name is left to know it by.
+var removedMapping = regexp.MustCompile(`^/dm-[0-9]+` + deleted + `$`)
+
 // Block reports whether the mount is a bound device node of an NVMe disk, or of an encrypted volume's mapping.
 func (e Entry) Block() bool {
 	name := path.Base(strings.TrimSuffix(e.Root, deleted))
-	return device.IsDiskName(name) || e.FSType == "devtmpfs" && device.IsMappingName(name)
+	return device.IsDiskName(name) ||
+		e.FSType == "devtmpfs" && (device.IsMappingName(name) || removedMapping.MatchString(e.Root))
 }
 
 // Device returns the number of the disk to which the mount gives access: the filesystem's disk, or the disk of a bound

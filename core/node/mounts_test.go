@@ -530,6 +530,109 @@ func TestNodeStackedMounts(t *testing.T) {
 	}
 }
 
+// A mount at a folder above hides a volume: its path leads to a folder or a mount of somebody else.
+func TestNodeMountOverTheFolderAbove(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"target", "staging path"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+				r.mkdir("above")
+				call, path := func() error { return r.unpublish(v, "above/data") }, "above/data"
+				if where == "staging path" {
+					r.mkdir("above/staging")
+					v.staging = r.path("above/staging")
+					call, path = func() error { return r.unstage(v) }, "above/staging"
+					if capability.GetBlock() != nil {
+						path = "above/staging/" + v.id
+					}
+				}
+				coretest.Must(r.t, r.stage(v, capability))
+				if where == "target" {
+					coretest.Must(r.t, r.publish(v, path, capability, false))
+				}
+				r.foreign("above")
+				covers := r.path("above") + " covers it"
+				for range 2 {
+					r.refused(call, codes.FailedPrecondition, covers)
+				}
+				// Somebody else's mount, at the same path.
+				if capability.GetBlock() != nil {
+					coretest.Must(r.t, os.MkdirAll(filepath.Dir(r.path(path)), 0o755))
+					r.write(path, "")
+					r.write("file", "data")
+					r.bind("file", path)
+				} else {
+					coretest.Must(r.t, os.MkdirAll(r.path(path), 0o755))
+					r.foreign(path)
+				}
+				before := r.mounts()
+				for range 2 {
+					r.refused(call, codes.FailedPrecondition, "covers it")
+				}
+				if after := r.mounts(); !slices.Equal(before, after) {
+					r.t.Errorf("the mounts were %v, and are %v", before, after)
+				}
+				r.umount(path)
+				again := func() error { return r.publish(v, path, capability, false) }
+				if where == "staging path" {
+					again = func() error { return r.stage(v, capability) }
+				}
+				r.refused(again, codes.FailedPrecondition, covers)
+				r.umount("above")
+				coretest.Must(r.t, call())
+				coretest.Must(r.t, r.unstage(v))
+				r.wantMounts()
+			})
+		})
+	}
+}
+
+// A folder that is bound to itself and shared, as some systems do with kubelet's: each mount in it is there twice, at
+// one path.
+func TestNodeFolderBoundToItself(t *testing.T) {
+	t.Parallel()
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.mkdir("disk")
+		r.foreign("disk")
+		coretest.Must(r.t, unix.Mount("", r.path("disk"), "", unix.MS_SHARED, ""))
+		r.mkdir("disk/kubelet")
+		r.bind("disk/kubelet", "disk/kubelet")
+		r.mkdir("disk/kubelet/staging")
+		v.staging = r.path("disk/kubelet/staging")
+		for range 2 {
+			coretest.Must(r.t, r.stage(v, capability))
+			coretest.Must(r.t, r.publish(v, "disk/kubelet/target", capability, false))
+		}
+		if got := len(r.mounts()); got != 6 {
+			r.t.Errorf("%d mounts, want each twice: %v", got, r.mounts())
+		}
+		for range 2 {
+			coretest.Must(r.t, r.unpublish(v, "disk/kubelet/target"))
+		}
+		for range 2 {
+			coretest.Must(r.t, r.unstage(v))
+		}
+		r.wantMounts("disk", "disk/kubelet")
+	})
+}
+
+// A bind of a folder of the volume is not the volume.
+func TestNodeFolderOfTheVolumeAtTheTarget(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t)
+	v := r.newVolume(diskA)
+	capability := filesystemVolume("ext4", writer)
+	coretest.Must(t, r.stage(v, capability))
+	r.mkdir("target")
+	r.mkdir("staging-" + diskA + "/sub")
+	r.bind("staging-"+diskA+"/sub", "target")
+	publish := func() error { return r.publish(v, "target", capability, false) }
+	r.refused(publish, codes.FailedPrecondition, "the folder /sub of volume")
+	r.umount("target")
+	coretest.Must(t, publish())
+}
+
 // If the folder of the staging and target paths is mounted at two places, each mount in it is in the mount table twice.
 func TestNodeMirroredMounts(t *testing.T) {
 	t.Parallel()
@@ -838,7 +941,15 @@ func TestNodeRawBlockReadOnlyEverywhere(t *testing.T) {
 	coretest.WantCode(t, r.publish(v, "target", capability, false), codes.AlreadyExists, "read-only")
 	coretest.Must(t, r.unpublish(v, "target"))
 	coretest.Must(t, r.unstage(v))
-	// After that, a filesystem on the disk is writable.
+	// After that, a filesystem on the disk is writable, also if there is no publish context.
+	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
+	coretest.Must(t, r.unstage(v))
+	coretest.Must(t, r.stage(v, capability))
+	coretest.Must(t, r.publish(v, "target", capability, true))
+	coretest.Must(t, r.unpublish(v, "target"))
+	coretest.Must(t, r.unstage(v))
+	v.publish = nil
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
 	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }

@@ -7,6 +7,7 @@ package node
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -182,10 +183,20 @@ func (n *Service) checkPublished(
 	p publishRequest,
 	staged mount.Entry,
 ) (published bool, others []mount.Entry, err error) {
+	if err := n.checkUncovered(p.volume.id, p.target); err != nil {
+		return false, nil, err
+	}
 	entry, ok := table.At(p.target)
 	for ok && !published {
 		number, known := entry.Device()
 		switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
+		case same && !entry.Block() && entry.Root != staged.Root:
+			return false, nil, rpc.FailedPrecondition(
+				"%s has a mount of the folder %s of volume %s, not of the whole volume: unmount it by hand",
+				p.target,
+				entry.Root,
+				p.volume.id,
+			)
 		case same && entry.Block() != staged.Block():
 			return false, nil, rpc.AlreadyExists(
 				"volume %s is published at %s with the other access type: unpublish it first",
@@ -242,17 +253,24 @@ func (n *Service) NodeUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	if target == "" {
-		return &csi.NodeUnpublishVolumeResponse{}, nil
-	}
 	id, invalid := parseVolumeID(req.GetVolumeId())
+	if target == "" {
+		if invalid == nil {
+			err = n.checkUncovered(id, filepath.Clean(req.GetTargetPath()))
+		}
+		return &csi.NodeUnpublishVolumeResponse{}, err
+	}
 	if invalid == nil {
 		locked, release, err := n.lockVolumeToLeave(ctx, id)
 		if err != nil {
 			return nil, err
 		}
 		defer release()
-		if err := n.unmountVolume(locked, target, id, n.unmountPublished); err != nil {
+		err = n.unmountVolume(locked, target, id, n.unmountPublished)
+		if err == nil {
+			err = n.checkUncovered(id, target)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -325,6 +343,31 @@ func covered(path string, id uuid.UUID, top mount.Entry) error {
 		id,
 		top,
 	)
+}
+
+// checkUncovered returns an error if the volume is mounted at one of the paths, but the path does not lead there, because
+// a mount at a folder above covers it. What a program does at that path concerns something else than the volume.
+func (n *Service) checkUncovered(id uuid.UUID, paths ...string) error {
+	table, err := mount.ReadTable()
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		mounts, by := table.Covered(path)
+		for _, entry := range mounts {
+			// The node that is bound to a covered path cannot be read.
+			if isVolume(entry) && (entry.Block() || n.ownershipOf(n.records.List(), entry, id) != anotherVolume) {
+				return rpc.FailedPrecondition(
+					"volume %s is mounted at %s, but a mount at %s covers it: %s: unmount that first",
+					id,
+					path,
+					by.Path,
+					by,
+				)
+			}
+		}
+	}
+	return nil
 }
 
 // ownedMounts reports for each of the mounts at a path, the uppermost first, whether it belongs to the volume. Mounts

@@ -83,6 +83,9 @@ func (n *Service) stage(
 	if err != nil {
 		return err
 	}
+	if err := n.checkUncovered(volume.id, staging, blockStagingPath(staging, volume.id)); err != nil {
+		return err
+	}
 	capability := req.GetVolumeCapability().GetMount()
 	start := time.Now()
 	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), n.deviceTimeout)

@@ -5,10 +5,12 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -47,6 +49,10 @@ func (n *Service) NodeUnstageVolume(
 	defer release()
 	staging, err := resolveToLeave(req.GetStagingTargetPath())
 	if err != nil {
+		return nil, err
+	}
+	at := cmp.Or(staging, filepath.Clean(req.GetStagingTargetPath()))
+	if err := n.checkUncovered(id, at, blockStagingPath(at, id)); err != nil {
 		return nil, err
 	}
 	if err := n.unstage(ctx, id, staging); err != nil {
@@ -122,6 +128,12 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 	if len(copies) > 0 {
 		n.keepLingering(*held, copies)
 		return nil
+	}
+	if held != nil && held.Kind == volumerecord.Block && !held.ReadOnly {
+		// A read-only publication may have left it read-only, and a stage without a publish context believes the disk.
+		if err := setReadOnly(dev, false); err != nil && !device.HasLeft(err) {
+			n.log.Warn("cannot make the disk writable again", "volume_id", id.String(), "error", err)
+		}
 	}
 	if err := n.records.Remove(id); err != nil {
 		// The record does no harm: the next stage replaces it, and the next unstage proves again that the disk is free.

@@ -152,13 +152,67 @@ func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {
 // The loop driver has the disk open, which neither an exclusive open nor a process shows.
 func TestUnstageWhileALoopDeviceIsInUse(t *testing.T) {
 	t.Parallel()
-	r := impatient(t)
-	v := r.staged(rawBlock(writer))
-	loop := strings.TrimSpace(devicetest.Run(t, "losetup", "--find", "--show", r.node(v)))
+	for name, use := range map[string]func(r *nodeRig, loop string) (end func()){
+		"by a program": func(r *nodeRig, loop string) (end func()) {
+			return devicetest.Hold(r.t, "exec 3<>"+loop).End
+		},
+		"by a mounted partition": func(r *nodeRig, loop string) (end func()) {
+			devicetest.Run(r.t, "addpart", loop, "1", "2048", "40960")
+			number, err := os.ReadFile("/sys/class/block/" + filepath.Base(loop) + "p1/dev")
+			coretest.Must(r.t, err)
+			major, minor, _ := strings.Cut(strings.TrimSpace(string(number)), ":")
+			r.run("mknod", r.path("partition"), "b", major, minor)
+			r.run("mkfs.ext4", "-q", r.path("partition"))
+			r.mkdir("mounted")
+			r.run("mount", r.path("partition"), r.path("mounted"))
+			return func() { r.umount("mounted") }
+		},
+		"by another loop device": func(r *nodeRig, loop string) (end func()) {
+			return devicetest.Hold(r.t, "exec 3<>"+bindLoop(r.t, loop)).End
+		},
+		"or may be, because it cannot be opened": func(r *nodeRig, loop string) (end func()) {
+			r.write("not-a-device", "")
+			// Another one, of a file: it does not matter.
+			r.write("image", strings.Repeat("0", 1<<20))
+			other := bindLoop(r.t, r.path("image"))
+			for _, node := range []string{loop, other} {
+				coretest.Must(r.t, unix.Mount(r.path("not-a-device"), node, "", unix.MS_BIND, ""))
+			}
+			r.t.Cleanup(func() { coretest.Must(r.t, unix.Unmount(other, 0)) })
+			return func() { coretest.Must(r.t, unix.Unmount(loop, 0)) }
+		},
+	} {
+		for when, prepare := range map[string]func(r *nodeRig, v *volume){
+			"staged": func(*nodeRig, *volume) {},
+			"its record cannot be read, and it is not staged any more": func(r *nodeRig, v *volume) {
+				coretest.Must(r.t, os.WriteFile(r.recordOf(v), nil, 0o600))
+				r.umount(stagedAt(v, rawBlock(writer)))
+			},
+		} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				t.Parallel()
+				r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 500 * time.Millisecond })
+				v := r.staged(rawBlock(writer))
+				loop := bindLoop(t, r.node(v))
+				end := use(r, loop)
+				prepare(r, v)
+				mentions := filepath.Base(loop)
+				if when != "staged" {
+					mentions = "in use"
+				}
+				// When its user has ended, the loop device alone keeps nothing.
+				r.refusedUntil(v, end, mentions)
+			})
+		}
+	}
+}
+
+// bindLoop binds a loop device to a file or disk until the end of the test.
+func bindLoop(t *testing.T, path string) (loop string) {
+	t.Helper()
+	loop = strings.TrimSpace(devicetest.Run(t, "losetup", "--find", "--show", "--partscan", path))
 	t.Cleanup(func() { devicetest.Run(t, "losetup", "--detach", loop) })
-	holder := devicetest.Hold(t, "exec 3<>"+loop)
-	// When its user has ended, the loop device alone keeps nothing.
-	r.refusedUntil(v, holder.End, filepath.Base(loop))
+	return loop
 }
 
 func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
