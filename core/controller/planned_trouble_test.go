@@ -201,6 +201,35 @@ func TestPlannedSnapshotDuringRestart(t *testing.T) {
 	}
 }
 
+// A snapshot of the disk is made just while the engine attaches it. The rack refuses that, and the look afterwards shows
+// a free disk.
+func TestPlannedSnapshotDuringAttach(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
+	node := r.Node(t, "node-a")
+	volume := r.Create(t, "v")
+	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
+	coretest.Eventually(
+		t,
+		"the instance is stopping",
+		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
+	)
+	_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+		Operation: "instance_disk_attach", Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidRequest",
+		Message: fmt.Sprintf("cannot attach disk %q: invalid state maintenance", r.Disk(t, volume).Name), Count: new(1),
+	})
+	r.Must(t, err)
+	r.ClearCalls(t)
+	coretest.Eventually(t, "the instance runs again", func() bool {
+		_, starts := r.restarts(t)
+		return starts > 0
+	})
+	r.published(t, volume, node)
+	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
+		t.Errorf("%d stops and %d starts since the stop, want 0 and 1", stops, starts)
+	}
+}
+
 // A stopped instance can have no more disks than a running one.
 func TestPlannedFullOnStopped(t *testing.T) {
 	t.Parallel()

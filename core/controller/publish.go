@@ -360,7 +360,7 @@ func (c rackController) resolveAttach(
 	if err := c.checkAttachable(ctx, now); err != nil {
 		return rack.Disk{}, err
 	}
-	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) {
+	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) || errors.Is(refusal, rack.ErrBusy) {
 		return rack.Disk{}, refusal
 	}
 	return rack.Disk{}, c.explainRefusal(ctx, disk, instanceID, refusal)

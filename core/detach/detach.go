@@ -452,7 +452,8 @@ func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
 	}
 	if disk.InstanceID == instanceID {
 		if disk, err = d.rack.Detach(ctx, disk.ID, instanceID); err != nil {
-			if !errors.Is(err, rack.ErrRefused) && !errors.Is(err, rack.ErrNotFound) {
+			answered := errors.Is(err, rack.ErrRefused) || errors.Is(err, rack.ErrBusy) || errors.Is(err, rack.ErrNotFound)
+			if !answered {
 				err = fmt.Errorf("%w: %w", errUnanswered, err)
 			}
 			return err

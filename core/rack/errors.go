@@ -48,7 +48,8 @@ var (
 	ErrUnavailable = errors.New("the rack is unavailable")
 	// ErrInternal means that the rack failed. The change may have been made.
 	ErrInternal = errors.New("the rack failed")
-	// ErrBusy means that a disk or a snapshot did not reach a stable state in time.
+	// ErrBusy means that a disk or a snapshot did not reach a stable state in time, or that the rack refused a request
+	// because of such a state. Nothing was changed.
 	ErrBusy = errors.New("the disk is still changing state")
 )
 
@@ -139,9 +140,16 @@ func classify(err *oxide.HTTPError) error {
 	return ErrUnavailable
 }
 
-// refusal reads the message of a refused attach or detach. This is the last resort: where racks have hot-plug, the
-// states of disk and instance do not tell "not stopped" from "full". docs/reference/rack.md §4 has the texts.
+// refusedState is the end of a message that refuses a request because of the disk's state.
+var refusedState = regexp.MustCompile(`(?:: invalid|cannot be deleted in) state "?([a-z_]+)"?$`)
+
+// refusal reads the message of a refused attach, detach or deletion. This is the last resort: where racks have hot-plug,
+// the states of disk and instance do not tell "not stopped" from "full", and a passing state has passed before anyone
+// can look. docs/reference/rack.md §3 and §4 have the texts.
 func refusal(message string) error {
+	if state := refusedState.FindStringSubmatch(message); state != nil && State(state[1]).Transient() {
+		return ErrBusy
+	}
 	switch {
 	case strings.HasSuffix(message, "instance is not fully stopped"):
 		return ErrNotStopped
