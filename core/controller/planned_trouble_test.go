@@ -201,8 +201,8 @@ func TestPlannedSnapshotDuringRestart(t *testing.T) {
 	}
 }
 
-// A snapshot of the disk is made just while the engine attaches it. The rack refuses that, and the look afterwards shows
-// a free disk.
+// A snapshot of the disk is made just while the engine attaches it. The rack refuses that, and a look afterwards shows a
+// free disk.
 func TestPlannedSnapshotDuringAttach(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
@@ -224,6 +224,9 @@ func TestPlannedSnapshotDuringAttach(t *testing.T) {
 		_, starts := r.restarts(t)
 		return starts > 0
 	})
+	if got := r.Holder(t, volume); got != node {
+		t.Fatalf("the instance was started, and the disk is on %q", got)
+	}
 	r.published(t, volume, node)
 	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
 		t.Errorf("%d stops and %d starts since the stop, want 0 and 1", stops, starts)

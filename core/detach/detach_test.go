@@ -132,6 +132,30 @@ func TestLostAnswerOfATakeBack(t *testing.T) {
 	})
 }
 
+// A process that has not looked for a long time does not take a new wish to detach for one that it saw before.
+func TestSecondDetachStartsItsOwnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{holder: instance, turn: func(string) {}}
+		opts := detach.Options{Cluster: cluster, Grace: grace}
+		one, other := detach.New(actor{w, ""}, opts), detach.New(actor{w, ""}, opts)
+		wantWholeGrace := func() {
+			t.Helper()
+			set, err := other.List(t.Context())
+			must(t, err)
+			deferred, ok := set.Of(volume, instance)
+			if left := other.Left(deferred); !ok || deferred.Untimed || left != grace {
+				t.Errorf("%+v, %t: %s are left, want %s", deferred, ok, left, grace)
+			}
+		}
+		must(t, one.Defer(t.Context(), volume, instance))
+		wantWholeGrace()
+		must(t, one.TakeBack(t.Context(), volume))
+		time.Sleep(time.Hour)
+		must(t, one.DeferVouched(t.Context(), volume, instance)) // a person: the detach has a time
+		wantWholeGrace()
+	})
+}
+
 // While the rack may still detach a disk, the detaching record stays, so that the volume is not published.
 func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}

@@ -100,8 +100,8 @@ func btrfsNumber(source string, own device.Number) device.Number {
 	return own
 }
 
-// At returns the mount at path, or the uppermost of several. The path comes from [Resolve]. A mount counts if the kernel
-// finds it at that path. One that [Table.Covered] returns does not.
+// At returns the mount at path, or the uppermost of several. The path comes from [Resolve]. Only mounts to which the
+// path leads count. [Table.Covered] returns the others.
 func (t Table) At(path string) (Entry, bool) {
 	mounts := t.AllAt(path)
 	if len(mounts) == 0 {

@@ -345,8 +345,8 @@ func covered(path string, id uuid.UUID, top mount.Entry) error {
 	)
 }
 
-// checkUncovered returns an error if the volume is mounted at one of the paths, but the path does not lead there, because
-// a mount at a folder above covers it. What a program does at that path concerns something else than the volume.
+// checkUncovered returns an error if the volume is mounted at one of the paths, but the path does not lead there,
+// because a mount at a folder above covers it. What is done at that path concerns something else than the volume.
 func (n *Service) checkUncovered(id uuid.UUID, paths ...string) error {
 	table, err := mount.ReadTable()
 	if err != nil {

@@ -143,9 +143,9 @@ func classify(err *oxide.HTTPError) error {
 // refusedState is the end of a message that refuses a request because of the disk's state.
 var refusedState = regexp.MustCompile(`(?:: invalid|cannot be deleted in) state "?([a-z_]+)"?$`)
 
-// refusal reads the message of a refused attach, detach or deletion. This is the last resort: where racks have hot-plug,
-// the states of disk and instance do not tell "not stopped" from "full", and a passing state has passed before anyone
-// can look. docs/reference/rack.md §3 and §4 have the texts.
+// refusal reads the message of a refused attach, detach or deletion. This is the last resort. Where racks have
+// hot-plug, the states of disk and instance do not tell "not stopped" from "full". A passing state may be over before
+// anyone can look. docs/reference/rack.md §3 and §4 have the texts.
 func refusal(message string) error {
 	if state := refusedState.FindStringSubmatch(message); state != nil && State(state[1]).Transient() {
 		return ErrBusy

@@ -42,7 +42,7 @@ func (r *Rack) lockPair(who caller, p pair) (i *instance, d *disk, release func(
 		if d, err = r.lookupDisk(who, t, accessModify); err != nil {
 			return nil, err
 		}
-		return []string{i.ID, d.ID}, nil
+		return append(d.waitsFor(), i.ID), nil
 	})
 	return i, d, release, err
 }

@@ -482,6 +482,15 @@ func parseDiskDelete(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) { return answer{status: 204}, r.deleteDisk(who, t) }, nil
 }
 
+// waitsFor returns what a request that changes the disk has to lock. A request that the disk's state forbids until the
+// end of its snapshot does not wait for that: the rack refuses it.
+func (d *disk) waitsFor() (ids []string) {
+	if d.State == diskMaintenance {
+		return nil
+	}
+	return []string{d.ID}
+}
+
 // deleteDisk deletes a disk (docs/reference/rack.md §3). It deletes the contents before the record: if the rack dies in
 // between, a repeated request deletes both.
 func (r *Rack) deleteDisk(who caller, t target) error {
@@ -492,7 +501,7 @@ func (r *Rack) deleteDisk(who caller, t target) error {
 		if d, err = r.lookupDisk(who, t, accessModify); err != nil {
 			return nil, err
 		}
-		return []string{d.ID}, nil
+		return d.waitsFor(), nil
 	})
 	if err != nil {
 		return err

@@ -148,6 +148,12 @@ func TestSnapshotInProgress(t *testing.T) {
 	w.do("POST", "/snapshots?project=proj", snapshotBody("s2", "d")).check(t, wants{409, "Conflict", "volume repair lock"})
 	w.do("DELETE", "/snapshots/s?project=proj", "").
 		check(t, wants{400, "InvalidRequest", "snapshot cannot be deleted in state Creating"})
+	// What changes the disk is refused, and does not wait.
+	n := w.machines()["n"].ID
+	w.attach(n, d).check(t, wants{400, "InvalidRequest", `cannot attach disk "d": invalid state maintenance`})
+	w.do("POST", "/instances/"+n+"/disks/detach", `{"disk":"`+d+`"}`).
+		check(t, wants{400, "InvalidRequest", `cannot detach disk "d": invalid state maintenance`})
+	w.do("DELETE", "/disks/"+d, "").check(t, wants{400, "InvalidRequest", `disk cannot be deleted in state "maintenance"`})
 	close(goOn)
 	if r := <-made; r.status != 201 || r.state() != "ready" {
 		t.Errorf("got %d %s", r.status, r.raw)
