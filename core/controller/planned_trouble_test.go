@@ -201,8 +201,8 @@ func TestPlannedSnapshotDuringRestart(t *testing.T) {
 	}
 }
 
-// A snapshot of the disk is made just while the engine attaches it. The rack refuses that, and a look afterwards shows a
-// free disk.
+// A snapshot of the disk is made just while the engine attaches it. The rack refuses that, and a look afterwards shows
+// a free disk.
 func TestPlannedSnapshotDuringAttach(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
