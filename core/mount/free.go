@@ -131,13 +131,16 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string {
-		if loop := loopInUse(dev.Numbers()); loop != "" {
-			return dev.String() + " is in use through " + loop
-		}
-		return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...)
-	})
+	}, func() string { return describeUse(dev) })
 	return copies, err
+}
+
+// describeUse names who uses a disk, as far as the plugin can see.
+func describeUse(dev device.Device) string {
+	if loop := loopInUse(dev.Numbers()); loop != "" {
+		return dev.String() + " is in use through " + loop
+	}
+	return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...)
 }
 
 // WaitClosed is for a disk whose mapping stays open and holds the disk, so that [WaitFree] cannot prove it free. It
@@ -149,7 +152,7 @@ func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...) })
+	}, func() string { return describeUse(dev) })
 }
 
 // WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
@@ -166,7 +169,7 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 			return false, errBusy
 		}
 		return err == nil, err
-	}, func() string { return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...) })
+	}, func() string { return describeUse(dev) })
 }
 
 // stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is

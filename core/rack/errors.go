@@ -168,10 +168,10 @@ func invalidValue(message string) error {
 	return ErrRefused
 }
 
-// tokenPattern matches API tokenPattern, including revoked ones.
+// tokenPattern matches API tokens, also revoked ones.
 var tokenPattern = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
 
-// sanitize puts text from outside on one line and removes API tokenPattern. A rack repeats no token, but a proxy in
+// sanitize puts text from outside on one line and removes API tokens. A rack repeats no token, but a proxy in
 // front of it, or a server that is not a rack, may echo the request.
 func sanitize(text string) string {
 	return tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
