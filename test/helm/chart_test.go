@@ -259,7 +259,7 @@ func TestValues(t *testing.T) {
   caFile: /etc/oxide-csi/config/west.pem
 `},
 		{"racks", "ConfigMap/oxide-csi/oxide-csi", "data east.pem", nil},
-		{"racks", controllerPods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", controllerPods, plugin + "env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
 		{"racks", controllerPods, plugin + "env OXIDE_HOST", nil},
 		{"racks", controllerPods, plugin + "env OXIDE_PROJECT", nil},
 		{"racks", controllerPods, plugin + "env OXIDE_TOKEN_FILE", nil},
@@ -270,12 +270,12 @@ func TestValues(t *testing.T) {
 		{"racks", controllerPods, pod + "volumes config configMap name", "oxide-csi"},
 		{"racks", controllerPods, pod + "volumes token projected sources",
 			list(tokenOf("oxide-east", "east"), tokenOf("oxide-west", "west"))},
-		{"racks", nodePods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", nodePods, plugin + "env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
 		{"racks", nodePods, plugin + "volumeMounts token", nil},
 		{"racks", nodePods, pod + "volumes token", nil},
 		{"racks", nodePods, pod + "volumes config configMap name", "oxide-csi"},
 		// Nodes read their rack from a label that the values choose.
-		{"racks", nodePods, pod + "initContainers metadata args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"racks", nodePods, pod + "initContainers metadata env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
 		{"racks", nodePods, pod + "initContainers metadata env OXIDE_CSI_RACK_LABEL value", "topology.kubernetes.io/zone"},
 		{"racks", nodePods, pod + "initContainers metadata volumeMounts config mountPath", "/etc/oxide-csi/config"},
 		{"racks", nodePods, pod + "initContainers metadata volumeMounts kubernetes readOnly", true},
@@ -300,7 +300,7 @@ func TestValues(t *testing.T) {
 		{"auto", nodePods, pod + "initContainers", nil},
 		{"auto", nodePods, pod + "volumes metadata", nil},
 		{"auto", nodePods, plugin + "args --metadata", "auto"},
-		{"auto", nodePods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"auto", nodePods, plugin + "env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
 		{"auto", nodePods, plugin + "env OXIDE_CSI_NODE_NAME valueFrom fieldRef fieldPath", "spec.nodeName"},
 		{"auto", nodePods, plugin + "env OXIDE_CSI_RACK_LABEL", nil},
 		{"auto", nodePods, plugin + "volumeMounts kubernetes readOnly", true},
@@ -322,7 +322,7 @@ func TestValues(t *testing.T) {
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec policyName", "oxide-csi-node"},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec validationActions", list("Deny")},
 		// A list with a single rack uses the configuration file too.
-		{"auto", controllerPods, plugin + "args --config", "/etc/oxide-csi/config/config.yaml"},
+		{"auto", controllerPods, plugin + "env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
 		{"auto", controllerPods, pod + "volumes token projected sources", list(tokenOf("oxide-only", "only"))},
 		{"auto", "Service/oxide-csi/oxide-csi-controller", "spec ports attacher port", 9810},
 		{"auto", "ServiceMonitor/oxide-csi/oxide-csi-node", "spec endpoints 0", object{"port": "http", "interval": "30s"}},
@@ -410,11 +410,8 @@ func TestPluginUnderstands(t *testing.T) {
 			objects := parse(t, render(t, tc.args...))
 			controller := load(t, objects, controllerPods, "containers", config.Flags, config.Load)
 			node := load(t, objects, nodePods, "containers", config.Flags, config.Load)
-			var racks []string
-			for _, rack := range controller.RackList() {
-				racks = append(racks, rack.Name)
-			}
-			got := want{racks, node.Metadata, node.MaxDisks, node.KubeletSocket(), node.StartupTaint}
+			wantCommands(t, objects, tc.want.racks)
+			got := want{rackNames(controller.RackList()), node.Metadata, node.MaxDisks, node.KubeletSocket(), node.StartupTaint}
 			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(want{})); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
@@ -451,17 +448,37 @@ func TestSeveralRacks(t *testing.T) {
 	objects["Secret/oxide-csi/oxide-secret"] = object{
 		"stringData": object{"north": "oxide-token-1", "south": "oxide-token-2"},
 	}
+	want := []string{"north", "south"}
 	for name, cfg := range map[string]config.Config{
 		"controller": load(t, objects, controllerPods, "containers", config.Flags, config.Load),
 		"node":       load(t, objects, nodePods, "containers", config.Flags, config.Load),
 		"identity":   load(t, objects, nodePods, "initContainers", identityFlags, config.LoadIdentity),
 	} {
-		var got []string
-		for _, rack := range cfg.Racks {
-			got = append(got, rack.Name)
-		}
-		if !slices.Equal(got, []string{"north", "south"}) {
+		if got := rackNames(cfg.Racks); !slices.Equal(got, want) {
 			t.Errorf("the racks of the %s are %q", name, got)
+		}
+	}
+	wantCommands(t, objects, want)
+}
+
+func rackNames(racks []config.Rack) (names []string) {
+	for _, rack := range racks {
+		names = append(names, rack.Name)
+	}
+	return names
+}
+
+// wantCommands checks what an operator's commands know in the plugin's containers: nothing has to be set there.
+func wantCommands(t *testing.T, objects map[string]object, racks []string) {
+	t.Helper()
+	for key, mode := range map[string]config.Mode{controllerPods: config.ModeController, nodePods: config.ModeNode} {
+		_, environ := process(t, objects, key, "containers")
+		cfg := parsed(t, key, nil, environ, config.OperatorFlags, config.LoadOperator)
+		if cfg.Mode != mode {
+			t.Errorf("commands in %s have the mode %q", key, cfg.Mode)
+		}
+		if got := rackNames(cfg.RackList()); mode.Controller() && !slices.Equal(got, racks) {
+			t.Errorf("commands in %s know the racks %q, want %q", key, got, racks)
 		}
 	}
 }
@@ -483,12 +500,20 @@ func load(
 	read func(*pflag.FlagSet, []string) (config.Config, []string, error),
 ) config.Config {
 	t.Helper()
+	args, environ := process(t, objects, key, kind)
+	return parsed(t, key, args, environ, add, read)
+}
+
+// process returns the arguments and the environment of the plugin in a pod's first container of this kind. It makes the
+// files that are mounted there.
+func process(t *testing.T, objects map[string]object, key, kind string) (args, environ []string) {
+	t.Helper()
 	spec := at[object](t, objects[key], "spec", "template", "spec")
 	container := at[[]any](t, spec, kind)[0].(object)
 	root := t.TempDir()
 	mount(t, root, objects, spec, container)
 
-	environ := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1"} // as in every pod
+	environ = []string{"KUBERNETES_SERVICE_HOST=10.96.0.1"} // as in every pod
 	for _, v := range at[[]any](t, container, "env") {
 		name, value := v.(object)["name"].(string), "https://rack.example.com"
 		switch literal := v.(object)["value"].(type) {
@@ -501,13 +526,24 @@ func load(
 		}
 		environ = append(environ, name+"="+strings.ReplaceAll(value, "/etc/oxide-", root+"/etc/oxide-"))
 	}
-	var args []string
 	for _, a := range at[[]any](t, container, "args") {
 		arg := strings.ReplaceAll(a.(string), "$(CSI_ENDPOINT)", "unix:///csi/csi.sock")
 		if arg != "metadata" {
 			args = append(args, strings.ReplaceAll(arg, "=/etc/oxide-csi", "="+root+"/etc/oxide-csi"))
 		}
 	}
+	return args, environ
+}
+
+// parsed reads settings as the plugin does.
+func parsed(
+	t *testing.T,
+	key string,
+	args, environ []string,
+	add func(*pflag.FlagSet),
+	read func(*pflag.FlagSet, []string) (config.Config, []string, error),
+) config.Config {
+	t.Helper()
 	fs := pflag.NewFlagSet(key, pflag.ContinueOnError)
 	add(fs)
 	must(t, fs.Parse(args))
