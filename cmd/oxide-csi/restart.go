@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 
@@ -129,6 +130,25 @@ func powerOffMethod(cfg config.Config) shutdown.PowerOffMethod {
 	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
+// ownGuest is a method of powering off that first checks that the firmware and the configuration name the same instance.
+// The operator's instance ID wins over the firmware's, so a copied one can name another instance: this guest would go
+// down in its place, and no controller would start this guest again.
+type ownGuest struct {
+	shutdown.PowerOffMethod
+
+	instanceID string
+	firmware   metadata.Provider
+}
+
+// Check implements [shutdown.PowerOffMethod]. A firmware that names no instance of a rack is not compared.
+func (g ownGuest) Check(ctx context.Context) error {
+	if found, err := g.firmware.Instance(ctx); err == nil && found.ID != g.instanceID {
+		return fmt.Errorf("this guest is instance %s by its firmware, and instance %s by its configuration: "+
+			"correct --instance-id, the file with the identity, or the label of its Node", found.ID, g.instanceID)
+	}
+	return g.PowerOffMethod.Check(ctx)
+}
+
 // replyToRestarts replies to requests to restart this node until ctx ends.
 func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.Provider, log *slog.Logger) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
@@ -141,7 +161,8 @@ func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.P
 			"the controller can only stop the instance, with --restart-shutdown=hard")
 		return
 	}
-	agent, err := shutdown.New(listener, powerOffMethod(cfg), cfg.BootIDFile, shutdown.Uptime, log)
+	method := ownGuest{PowerOffMethod: powerOffMethod(cfg), instanceID: self.ID, firmware: firmware(cfg, log)}
+	agent, err := shutdown.New(listener, method, cfg.BootIDFile, shutdown.Uptime, log)
 	if err != nil {
 		log.Error("this node does not reply to restart requests", "error", err)
 		return

@@ -24,64 +24,103 @@ trap "exit 42" USR2
 "$@" &
 wait`
 
-// On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies
-// that the node is back. The guest has other processes beside the plugin.
-func TestPlannedRestart(t *testing.T) {
-	// This test is not parallel, because mounts of other tests would stay mounted in the guest's mount namespace.
+// guestNode is the Node of a guest with the node plugin.
+type guestNode struct {
+	t     *testing.T
+	api   *simtest.Node
+	dir   string // the guest's /sys, and the plugin's files
+	flags []string
+}
+
+func newGuestNode(t *testing.T) *guestNode {
+	// Such a test is not parallel, because mounts of other tests would stay mounted in the guest's mount namespace.
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the guest has its own processes and its own boot ID")
 	}
-	api := &simtest.Node{Name: "worker"}
-	restart := metadata.NewRestartID(time.Now())
-	api.RequestRestart(restart)
-	s := httptest.NewServer(api)
+	g := &guestNode{t: t, api: &simtest.Node{Name: "worker"}, dir: shortDir(t)}
+	s := httptest.NewServer(g.api)
 	t.Cleanup(s.Close)
-	dir := shortDir(t)
-	must(t, os.Mkdir(filepath.Join(dir, "block"), 0o755))
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	must(t, os.WriteFile(kubeconfig, []byte(api.Kubeconfig(s.URL)), 0o600))
-	flags, err := simtest.PluginOptions{Mode: "node", Dir: dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
-		"--sys-root=" + dir,
-		"--node-name=worker",
-		"--kubeconfig=" + kubeconfig,
-		"--attach-mode=restart",
-		"--restart-poweroff=signal:SIGUSR2",
-	}}.Flags()
+	must(t, os.Mkdir(filepath.Join(g.dir, "block"), 0o755))
+	kubeconfig := filepath.Join(g.dir, "kubeconfig")
+	must(t, os.WriteFile(kubeconfig, []byte(g.api.Kubeconfig(s.URL)), 0o600))
+	var err error
+	g.flags, err = simtest.PluginOptions{
+		Mode: "node", Dir: g.dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
+			"--sys-root=" + g.dir,
+			"--node-name=worker",
+			"--kubeconfig=" + kubeconfig,
+			"--attach-mode=restart",
+			"--restart-poweroff=signal:SIGUSR2",
+		},
+	}.Flags()
 	must(t, err)
-	boot := func(id string) (*exec.Cmd, *simtest.Output) {
-		file := filepath.Join(dir, id)
-		must(t, os.WriteFile(file, []byte(id+"\n"), 0o600))
-		// The guest has its own PID namespace. Otherwise this machine would be powered off.
-		cmd := exec.Command(
-			"unshare",
-			append(
-				[]string{"--pid", "--mount", "--fork", "--kill-child", "sh", "-ec", guest, "sh", programs.Plugin},
-				flags...)...)
-		cmd.Env = append(baseEnv(), "BOOT="+file)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		output := &simtest.Output{}
-		cmd.Stderr = output
-		must(t, cmd.Start())
-		return cmd, output
-	}
-	first, output := boot("first")
+	return g
+}
+
+// boot starts the guest. It has its own PID namespace. Otherwise this machine would be powered off.
+func (g *guestNode) boot(id string) (*exec.Cmd, *simtest.Output) {
+	file := filepath.Join(g.dir, id)
+	must(g.t, os.WriteFile(file, []byte(id+"\n"), 0o600))
+	cmd := exec.Command(
+		"unshare",
+		append(
+			[]string{"--pid", "--mount", "--fork", "--kill-child", "sh", "-ec", guest, "sh", programs.Plugin},
+			g.flags...)...)
+	cmd.Env = append(baseEnv(), "BOOT="+file)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	output := &simtest.Output{}
+	cmd.Stderr = output
+	must(g.t, cmd.Start())
+	g.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // which ends the guest too
+		_ = cmd.Wait()
+		if g.t.Failed() || strings.Contains(output.String(), "DATA RACE") {
+			g.t.Errorf("the log of the plugin in boot %s: %s", id, output)
+		}
+	})
+	return cmd, output
+}
+
+// On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies
+// that the node is back. The guest has other processes beside the plugin.
+func TestPlannedRestart(t *testing.T) {
+	g := newGuestNode(t)
+	restart := metadata.NewRestartID(time.Now())
+	g.api.RequestRestart(restart)
+	first, output := g.boot("first")
 	_ = first.Wait() // the exit code is checked next
 	if code := first.ProcessState.ExitCode(); code != 42 {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
-	if got, want := api.RestartReply(
-		restart,
-	), (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}); got != want {
-		t.Errorf("the reply is %+v, want %+v", got, want)
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}
+	if got := g.api.RestartReply(restart); got != accepted {
+		t.Errorf("the reply is %+v, want %+v", got, accepted)
 	}
-	second, output := boot("second")
-	t.Cleanup(func() {
-		_ = second.Process.Kill() // which ends the guest too
-		_ = second.Wait()
-		if t.Failed() || strings.Contains(output.String(), "DATA RACE") {
-			t.Errorf("the log of the plugin: %s", output)
-		}
-	})
+	g.boot("second")
 	want := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
-	eventually(t, "the plugin replies that the node is back", func() bool { return api.RestartReply(restart) == want })
+	eventually(t, "the plugin replies that the node is back", func() bool { return g.api.RestartReply(restart) == want })
+}
+
+// A node whose configured instance ID is another instance's refuses a restart. Its guest would go down instead of the
+// other one, and nothing would start it again: the controller starts the instance that it has stopped.
+func TestPlannedRestartOfAnotherInstance(t *testing.T) {
+	g := newGuestNode(t)
+	const firmware = "11111111-2222-4333-8444-555555555555"
+	for name, content := range map[string]string{"sys_vendor": "Oxide", "product_uuid": firmware} {
+		path := filepath.Join(g.dir, "class", "dmi", "id", name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(content+"\n"), 0o600))
+	}
+	restart := metadata.NewRestartID(time.Now())
+	g.api.RequestRestart(restart)
+	g.boot("only")
+	var reply metadata.RestartReply
+	eventually(t, "the plugin replies", func() bool {
+		reply = g.api.RestartReply(restart)
+		return reply.State != metadata.RestartUnanswered
+	})
+	want := "this guest is instance " + firmware + " by its firmware, and instance " + instanceID + " by its configuration"
+	if reply.State != metadata.RestartRefused || !strings.Contains(reply.Reason, want) {
+		t.Errorf("the reply is %+v, want a refusal that says %q", reply, want)
+	}
 }

@@ -179,18 +179,24 @@ func TestPlannedHandoverRespectsTheReceiver(t *testing.T) {
 	}
 }
 
-// A disk that is busy with a snapshot while its instance is down is attached in the same restart.
-func TestPlannedSnapshotDuringRestart(t *testing.T) {
-	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
-	node := r.Node(t, "node-a")
-	volume := r.Create(t, "v")
+// beforeAttach is a rig whose engine stops an instance, to attach the disk of a volume to it.
+func beforeAttach(t *testing.T) (r *rig, volume, node string) {
+	t.Helper()
+	r = newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
+	node, volume = r.Node(t, "node-a"), r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
 	coretest.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
 	)
+	return r, volume, node
+}
+
+// A disk that is busy with a snapshot while its instance is down is attached in the same restart.
+func TestPlannedSnapshotDuringRestart(t *testing.T) {
+	t.Parallel()
+	r, volume, node := beforeAttach(t)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "maintenance"))
 	r.ClearCalls(t)
 	coretest.Eventually(t, "the engine changes the disks", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
@@ -205,15 +211,7 @@ func TestPlannedSnapshotDuringRestart(t *testing.T) {
 // a free disk.
 func TestPlannedSnapshotDuringAttach(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
-	node := r.Node(t, "node-a")
-	volume := r.Create(t, "v")
-	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(
-		t,
-		"the instance is stopping",
-		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
-	)
+	r, volume, node := beforeAttach(t)
 	_, err := r.Sim.Inject(t.Context(), simtest.Fault{
 		Operation: "instance_disk_attach", Kind: simtest.FaultStatus, Status: 400, ErrorCode: "InvalidRequest",
 		Message: fmt.Sprintf("cannot attach disk %q: invalid state maintenance", r.Disk(t, volume).Name), Count: new(1),
@@ -530,14 +528,15 @@ func TestPlannedHotplug(t *testing.T) {
 type drainer struct {
 	*guests
 
-	state    sync.Mutex
-	left     []string
-	undrains int
+	state            sync.Mutex
+	left             []string
+	drains, undrains int
 }
 
 func (d *drainer) Drain(context.Context, string, string) ([]string, error) {
 	d.state.Lock()
 	defer d.state.Unlock()
+	d.drains++
 	return d.left, nil
 }
 
@@ -589,18 +588,38 @@ func TestPlannedDrain(t *testing.T) {
 	}
 }
 
-// An instance whose attach request ends while it is stopping is started again, and the disk stays detached.
-func TestPlannedUnpublishEndsTheRequest(t *testing.T) {
+// A node takes work again when its restart ends, also if the drain was switched off meanwhile.
+func TestPlannedDrainIsSwitchedOff(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
+	d := &drainer{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.Lease = restart.Drain, d, time.Second
+	})
+	d.guests.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(
-		t,
-		"the instance is stopping",
-		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
-	)
+	coretest.Eventually(t, "the node is drained", func() bool {
+		d.state.Lock()
+		defer d.state.Unlock()
+		return d.drains > 0
+	})
+	r.Crash()
+	r.Options.Restarts.Shutdown = restart.Guest
+	r.Start(t)
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	d.state.Lock()
+	defer d.state.Unlock()
+	if d.undrains == 0 {
+		t.Error("the node is still drained")
+	}
+}
+
+// An instance whose attach request ends while it is stopping is started again, and the disk stays detached.
+func TestPlannedUnpublishEndsTheRequest(t *testing.T) {
+	t.Parallel()
+	r, volume, node := beforeAttach(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.restartsDone(t)
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {

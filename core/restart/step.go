@@ -320,19 +320,10 @@ func (e *Engine) drain(ctx context.Context, h *heldRestart) (bool, error) {
 		return false, e.cancelRestart(
 			ctx,
 			h,
-			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, firstNames(left)),
+			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, metadata.Some(left)),
 		)
 	}
 	return false, err
-}
-
-// firstNames formats the first names of a possibly long list.
-func firstNames(names []string) string {
-	const most = 3
-	if len(names) > most {
-		return fmt.Sprintf("%v and %d more", names[:most], len(names)-most)
-	}
-	return fmt.Sprint(names)
 }
 
 // awaitReply waits for the node plugin's reply.
@@ -890,27 +881,31 @@ func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 	}
 }
 
-// finish clears the request to the node plugin and ends the restart. It ends the restart even if the orchestrator does
-// not know the node any more: the instance is not down, and the next restart ignores requests and replies with another
-// ID.
+// finish clears the request to the node plugin, allows new work on the node again, and ends the restart. It ends the
+// restart even if the orchestrator does not know the node any more: the instance is not down, and the next restart
+// ignores requests and replies with another ID.
+//
+// A node is undrained also in [Guest]: the restart may have begun in [Drain]. In [Hard] the orchestrator is not asked,
+// because the controller may have no rights there.
 func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
-	if e.opts.Shutdown != Hard {
-		if err := e.opts.Requester.Forget(ctx, h.record.Instance, h.record.ID); err != nil {
-			if !e.stageLasted(timerBack, h, backTimeout) {
-				return err
-			}
-			e.opts.Log.Warn(
-				"could not clear the shutdown request of a finished restart",
-				"node_id",
-				h.record.Instance,
-				"restart_id",
-				h.record.ID,
-				"error",
-				err.Error(),
-			)
-		}
+	if e.opts.Shutdown == Hard {
+		return e.endRestart(ctx, h)
 	}
-	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok && e.opts.Shutdown == Drain {
+	if err := e.opts.Requester.Forget(ctx, h.record.Instance, h.record.ID); err != nil {
+		if !e.stageLasted(timerBack, h, backTimeout) {
+			return err
+		}
+		e.opts.Log.Warn(
+			"could not clear the shutdown request of a finished restart",
+			"node_id",
+			h.record.Instance,
+			"restart_id",
+			h.record.ID,
+			"error",
+			err.Error(),
+		)
+	}
+	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok {
 		if err := drainer.Undrain(ctx, h.record.Instance, h.record.ID); err != nil {
 			if !e.stageLasted(timerBack, h, backTimeout) {
 				return err

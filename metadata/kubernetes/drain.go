@@ -24,7 +24,7 @@ import (
 // node, which would be restarted next. A pod without a controller is not evicted either, because nothing would create
 // it again. Such a pod blocks the drain.
 func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (left []string, err error) {
-	name, err := r.nodeName(ctx, instanceID)
+	name, err := r.onlyNodeName(ctx, instanceID)
 	if err != nil {
 		return nil, err
 	}

@@ -6,11 +6,11 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 
@@ -56,7 +56,7 @@ func NewRestarts(options Options) *Restarts {
 
 // Request implements [metadata.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
-	name, err := r.nodeName(ctx, instanceID)
+	name, err := r.onlyNodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
@@ -122,8 +122,11 @@ func (r *Restarts) patchMarked(
 ) error {
 	marked := func(n node) bool { return n.Annotations[annotation] == restartID }
 	name, err := r.lookUpNodeName(ctx, instanceID)
-	if err == nil && name == "" {
-		name, err = firstMatch(ctx, r.client, nodes, marked)
+	if errors.Is(err, metadata.ErrConflict) || err == nil && name == "" {
+		var names []string
+		if names, err = matches(ctx, r.client, nodes, marked); len(names) > 0 {
+			name = names[0] // a restart's request goes to one Node
+		}
 	}
 	if err != nil || name == "" {
 		return err
@@ -177,23 +180,56 @@ func (r *Restarts) nodeName(ctx context.Context, instanceID string) (string, err
 	return name, err
 }
 
+// onlyNodeName is like nodeName, for calls that the wrong Node must not get. It searches again, because another Node
+// may have got the same instance ID since. It also checks the provider ID, which a cloud controller manager writes.
+func (r *Restarts) onlyNodeName(ctx context.Context, instanceID string) (string, error) {
+	r.mu.Lock()
+	delete(r.nodeNames, instanceID)
+	r.mu.Unlock()
+	name, err := r.nodeName(ctx, instanceID)
+	if err != nil {
+		return "", err
+	}
+	var n node
+	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
+		return "", err
+	}
+	if id, ours := n.instanceID(); ours && id != instanceID {
+		return "", &metadata.Error{
+			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
+			What: fmt.Sprintf("Node %s is instance %s by its CSINode, and instance %s by its provider ID", name, instanceID, id),
+			Next: "find out which is right, and correct the other",
+		}
+	}
+	return name, nil
+}
+
 // lookUpNodeName is the name of an instance's Node, or empty. The kubelet writes the instance's ID into the CSINode
 // while the node plugin is registered. A cloud controller manager writes it into the Node's provider ID.
+//
+// If two Nodes have the ID, it is not known which of them is the instance, and the error is a [metadata.ErrConflict].
 func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (string, error) {
 	if name, err := r.cachedNodeName(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
-	name, err := firstMatch(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
-	if err == nil && name == "" {
-		name, err = firstMatch(ctx, r.client, nodes, func(n node) bool { return n.hasProviderID(instanceID) })
+	names, err := matches(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
+	if err == nil && len(names) == 0 {
+		names, err = matches(ctx, r.client, nodes, func(n node) bool { return n.hasProviderID(instanceID) })
 	}
-	if err != nil || name == "" {
+	switch {
+	case err != nil || len(names) == 0:
 		return "", err
+	case len(names) > 1:
+		return "", &metadata.Error{
+			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
+			What: fmt.Sprintf("the Nodes %s have the node ID %s", metadata.Some(names), instanceID),
+			Next: "delete the Node that is gone, or correct the instance ID of the wrong one",
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.nodeNames[instanceID] = name
-	return name, nil
+	r.nodeNames[instanceID] = names[0]
+	return names[0], nil
 }
 
 // cachedNodeName is the name of the Node on which an instance was last seen. It is empty if the Node is no longer that
@@ -213,8 +249,8 @@ func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (strin
 	return name, nil
 }
 
-// firstMatch is the name of the first object in a collection that matches, or empty.
-func firstMatch[T named](ctx context.Context, c *client, collection string, matches func(T) bool) (string, error) {
+// matches are the names of the objects in a collection that match.
+func matches[T named](ctx context.Context, c *client, collection string, match func(T) bool) (names []string, err error) {
 	query := url.Values{"limit": {pageSize}}
 	for {
 		var page list[T]
@@ -226,13 +262,15 @@ func firstMatch[T named](ctx context.Context, c *client, collection string, matc
 			verb:     "list",
 			resource: path.Base(collection),
 		}, &page); err != nil {
-			return "", err
+			return nil, err
 		}
-		if i := slices.IndexFunc(page.Items, matches); i >= 0 {
-			return page.Items[i].name(), nil
+		for _, item := range page.Items {
+			if match(item) {
+				names = append(names, item.name())
+			}
 		}
 		if page.Continue == "" {
-			return "", nil
+			return names, nil
 		}
 		query.Set("continue", page.Continue)
 	}
@@ -259,11 +297,17 @@ func (n csiNode) hasNodeID(instanceID string) bool {
 	return false
 }
 
-// hasProviderID reports whether the Node's provider ID names this instance.
-func (n node) hasProviderID(instanceID string) bool {
+// instanceID is the instance that the Node's provider ID names. It is false if the provider ID names none.
+func (n node) instanceID() (string, bool) {
 	text, ours := strings.CutPrefix(n.Spec.ProviderID, providerPrefix)
 	id, err := metadata.ParseInstanceID(text)
-	return ours && err == nil && id == instanceID
+	return id, ours && err == nil
+}
+
+// hasProviderID reports whether the Node's provider ID names this instance.
+func (n node) hasProviderID(instanceID string) bool {
+	id, ours := n.instanceID()
+	return ours && id == instanceID
 }
 
 // Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the verbs "get", "list",

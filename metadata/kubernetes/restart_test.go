@@ -349,6 +349,18 @@ func TestNodeOfAnInstance(t *testing.T) {
 			delete(c.csiNodes, nodeName)
 			c.nodes[nodeName]["spec"] = object{"providerID": "oxide://" + strings.ToUpper(idA)}
 		}, nodeName, ""},
+		"registered on two Nodes": {func(c *cluster) {
+			c.register(otherName, idA)
+		}, "", "the Nodes " + nodeName + ", " + otherName + " have the node ID " + idA + ": sources contradict each other; delete the Node that is gone"},
+		"another instance by its provider ID": {func(c *cluster) {
+			c.nodes[nodeName]["spec"] = object{"providerID": "oxide://" + idB}
+		}, "", "Node " + nodeName + " is instance " + idA + " by its CSINode, and instance " + idB + " by its provider ID: sources contradict each other; find out"},
+		"two Nodes with the provider ID": {func(c *cluster) {
+			delete(c.csiNodes, nodeName)
+			for _, n := range c.nodes {
+				n["spec"] = object{"providerID": "oxide://" + idA}
+			}
+		}, "", "the Nodes "},
 		"nowhere": {func(c *cluster) { delete(c.csiNodes, nodeName) }, "", "no Node is instance " + idA + ": no CSINode has this node ID, and no Node this provider ID; check that the node plugin runs there"},
 		"provider ID of another cloud": {func(c *cluster) {
 			delete(c.csiNodes, nodeName)
@@ -369,6 +381,16 @@ func TestNodeOfAnInstance(t *testing.T) {
 			if tt.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("error %v, want one that says %q", err, tt.says)
+				}
+				if _, err := r.Drain(t.Context(), idA, "2"); err == nil || !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("a drain has the error %v, want one that says %q", err, tt.says)
+				}
+				// What the first restart has written can be removed all the same.
+				if err := r.Forget(t.Context(), idA, "1"); err != nil {
+					t.Error(err)
+				}
+				if got := c.annotations(nodeName)["csi.oxide.computer/restart"]; got != nil {
+					t.Errorf("the request %v is left on the Node", got)
 				}
 				return
 			}
@@ -397,7 +419,8 @@ func TestNodesAreRemembered(t *testing.T) {
 		}
 	}
 	want := []string{
-		"GET /apis/storage.k8s.io/v1/csinodes", "GET /api/v1/nodes/" + nodeName,
+		"GET /apis/storage.k8s.io/v1/csinodes", "GET /apis/storage.k8s.io/v1/csinodes", // two pages
+		"GET /api/v1/nodes/" + nodeName,
 		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
 		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
 	}

@@ -6,6 +6,7 @@ package nomad
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -78,7 +79,7 @@ const ineligible = "ineligible"
 // Drain has written. If there is no such node, it was purged, and nothing is left to do.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
 	id, err := r.lookUpNodeID(ctx, r.options, instanceID)
-	if err != nil {
+	if err != nil && !errors.Is(err, metadata.ErrConflict) {
 		return err
 	}
 	var all []struct{ ID, SchedulingEligibility string }

@@ -338,45 +338,63 @@ func (n *nodeCache) nodeID(ctx context.Context, o Options, instanceID string) (s
 
 // lookUpNodeID is the ID of an instance's node, or empty. The node plugin reports which instance it runs in. While that
 // plugin is down, lookUpNodeID returns the node on which the instance was last seen.
+//
+// If the plugins of two nodes report the instance, it is not known which of them it is, and the error is a
+// [metadata.ErrConflict].
 func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID string) (string, error) {
-	node, err := o.searchNodeID(ctx, instanceID)
+	healthy, others, err := o.searchNodeIDs(ctx, instanceID)
 	if err != nil {
 		return "", err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if node == "" {
-		return n.lastSeen[instanceID], nil
+	last := n.lastSeen[instanceID]
+	found := healthy
+	if len(healthy) == 0 && (last == "" || !slices.Contains(others, last)) {
+		found = others
 	}
-	if n.lastSeen == nil {
-		n.lastSeen = map[string]string{}
+	switch len(found) {
+	case 0:
+		return last, nil
+	case 1:
+		if n.lastSeen == nil {
+			n.lastSeen = map[string]string{}
+		}
+		n.lastSeen[instanceID] = found[0]
+		return found[0], nil
 	}
-	n.lastSeen[instanceID] = node
-	return node, nil
+	return "", &metadata.Error{
+		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
+		What: fmt.Sprintf("the plugins of the nodes %s report instance %s", metadata.Some(found), instanceID),
+		Next: "correct the instance ID of the wrong one, or wait until Nomad forgets the node that is gone",
+	}
 }
 
-// searchNodeID is the ID of the node whose node plugin reports this instance, or empty.
-func (o Options) searchNodeID(ctx context.Context, instanceID string) (string, error) {
+// searchNodeIDs are the IDs of the nodes whose node plugin reports this instance. Nomad keeps the plugin of a client
+// that is gone for a day, as unhealthy.
+func (o Options) searchNodeIDs(ctx context.Context, instanceID string) (healthy, others []string, err error) {
 	what := "look for instance " + instanceID
 	var plugins []struct{ ID, Provider string }
 	if err := o.query(ctx, what, "/v1/plugins?type=csi", 0, &plugins, nil); err != nil {
-		return "", err
+		return nil, nil, err
 	}
 	for _, p := range plugins {
 		if p.Provider != driver {
 			continue
 		}
-		var plugin struct {
-			Nodes map[string]struct{ NodeInfo struct{ ID string } }
-		}
+		var plugin pluginInfo
 		if err := o.query(ctx, what, "/v1/plugin/csi/"+url.PathEscape(p.ID), 0, &plugin, nil); err != nil {
-			return "", err
+			return nil, nil, err
 		}
 		for _, node := range slices.Sorted(maps.Keys(plugin.Nodes)) {
-			if plugin.Nodes[node].NodeInfo.ID == instanceID {
-				return node, nil
+			switch found := plugin.Nodes[node]; {
+			case found.NodeInfo.ID != instanceID:
+			case found.Healthy:
+				healthy = append(healthy, node)
+			default:
+				others = append(others, node)
 			}
 		}
 	}
-	return "", nil
+	return healthy, others, nil
 }

@@ -7,6 +7,7 @@ package nomad_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -42,7 +43,8 @@ type region struct {
 	lag         bool // the servers do not receive changes of the clients' metadata
 	down        map[string]bool
 	eligibility map[string]string
-	instances   map[string]string // instance IDs that healthy node plugins report, by node
+	instances   map[string]string // instance IDs that node plugins report, by node
+	unhealthy   map[string]bool   // the nodes whose node plugin is not healthy
 	allocations []object
 	stopped     []string
 	fault       metadatatest.Fault
@@ -166,7 +168,7 @@ func (r *region) handle(q *http.Request, local string) (status int, answer any) 
 	case q.URL.Path == "/v1/plugin/csi/oxide":
 		nodes := object{}
 		for node, instance := range r.instances {
-			nodes[node] = object{"NodeInfo": object{"ID": instance}}
+			nodes[node] = object{"NodeInfo": object{"ID": instance}, "Healthy": !r.unhealthy[node]}
 		}
 		return http.StatusOK, object{"ID": "oxide", "Nodes": nodes}
 	case q.URL.Path == "/v1/nodes":
@@ -464,6 +466,59 @@ func TestEligibility(t *testing.T) {
 			}
 			if left := r.read(nodeA, "unique.oxide.restart_drain"); left != "" && tt.want == "eligible" {
 				t.Errorf("the mark of the drain is left in the metadata: %q", left)
+			}
+		})
+	}
+}
+
+// A request or a drain goes to the node whose healthy plugin reports the instance. If two could be meant, it goes to
+// none.
+func TestNodeOfAnInstance(t *testing.T) {
+	unhealthy := func(nodes ...string) func(*region) {
+		return func(r *region) {
+			r.instances[nodeA], r.instances[nodeB] = idA, idA
+			r.unhealthy = map[string]bool{}
+			for _, node := range nodes {
+				r.unhealthy[node] = true
+			}
+		}
+	}
+	for name, tt := range map[string]struct {
+		change func(*region)
+		seen   bool // the instance was found on nodeA before
+		on     string
+	}{
+		"one":                                 {func(*region) {}, false, nodeA},
+		"one that is not healthy":             {func(r *region) { r.unhealthy = map[string]bool{nodeA: true} }, false, nodeA},
+		"the old client of the same instance": {unhealthy(nodeA), true, nodeB},
+		"an old client beside the right one":  {unhealthy(nodeB), false, nodeA},
+		"two healthy":                         {unhealthy(), true, ""},
+		"two that are not healthy":            {unhealthy(nodeA, nodeB), false, ""},
+		"two, one of them seen before":        {unhealthy(nodeA, nodeB), true, nodeA},
+		"none, but seen before":               {func(r *region) { delete(r.instances, nodeA) }, true, nodeA},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegion(t)
+			requester := nomad.NewRestarts(r.agent("none"))
+			if tt.seen {
+				if _, err := requester.Reply(t.Context(), idA, "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.set(func() { tt.change(r) })
+			_, drain := requester.Drain(t.Context(), idA, "1")
+			for what, err := range map[string]error{"request": requester.Request(t.Context(), idA, "1"), "drain": drain} {
+				if tt.on != "" && err != nil || tt.on == "" && !errors.Is(err, metadata.ErrConflict) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			for _, node := range []string{nodeA, nodeB} {
+				if got := r.read(node, "unique.oxide.restart") == "1"; got != (node == tt.on) {
+					t.Errorf("the request is on node %s: %t", node, got)
+				}
+				if got := r.eligibility[node] == "ineligible"; got != (node == tt.on) {
+					t.Errorf("node %s is drained: %t", node, got)
+				}
 			}
 		})
 	}

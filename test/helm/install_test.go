@@ -82,6 +82,15 @@ func (s *server) clusterID(t *testing.T) {
 	}
 	s.refuses(t, "prod-1", "--set=clusterID=other")
 	s.refuses(t, "prod-1", "--set=secretName=another")
+	secret := "/api/v1/namespaces/" + namespace + "/secrets/oxide-secret"
+	s.must(t, "DELETE", secret, nil, http.StatusOK)
+	s.secret(t, "")
+	const lost = "the Secret oxide-secret, which holds no cluster-id any more"
+	if out, err := s.command("upgrade").CombinedOutput(); err == nil || !strings.Contains(string(out), lost) {
+		t.Errorf("upgrade without the cluster ID of the Secret: %v: %s", err, out)
+	}
+	s.must(t, "DELETE", secret, nil, http.StatusOK)
+	s.secret(t, "prod-1")
 	s.helm(t, "upgrade", "--set=clusterID=prod-1")
 	s.helm(t, "upgrade", "--values="+values("racks"))
 	s.uninstall(t)
