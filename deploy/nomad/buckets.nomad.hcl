@@ -3,7 +3,7 @@
 # Make the volume first, from volumes/create.volume.hcl with id and name "buckets", fs_type "xfs", and owner and group 65534.
 # Put the root keys into a variable that only this job may read:
 #
-#   nomad var put nomad/jobs/buckets access_key=root secret_key="$(openssl rand -base64 30)"
+#   openssl rand -base64 30 | tr -d '\n' | nomad var put -out=none nomad/jobs/buckets access_key=root secret_key=-
 #
 # Without TLS the gateway is for a network that you trust. For TLS add --cert and --key with absolute paths.
 

@@ -3,7 +3,7 @@
 #
 #   deploy/systemd/install.sh bin/oxide-csi controller|node...
 #
-# It starts no service. Edit /etc/oxide-csi first, then run systemctl enable --now oxide-csi-controller oxide-csi-node.
+# It starts no service. Edit /etc/oxide-csi first, then run systemctl enable --now for the installed services.
 set -eu
 [ $# -ge 2 ] || { echo "usage: install.sh PROGRAM controller|node..." >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)

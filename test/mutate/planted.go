@@ -1425,14 +1425,14 @@ var planted = []bug{
 	{
 		name: "restart: a restart whose node is gone never ends",
 		file: "core/restart/step.go",
-		original: "\t\t\tif !e.stageLasted(timerBack, h, backTimeout) {\n" +
-			"\t\t\t\treturn err\n" +
-			"\t\t\t}\n" +
-			"\t\t\te.opts.Log.Warn(",
-		planted: "\t\t\tif h != nil {\n" +
-			"\t\t\t\treturn err\n" +
-			"\t\t\t}\n" +
-			"\t\t\te.opts.Log.Warn(",
+		original: "\t\tif !e.stageLasted(timerBack, h, backTimeout) {\n" +
+			"\t\t\treturn err\n" +
+			"\t\t}\n" +
+			"\t\te.opts.Log.Warn(",
+		planted: "\t\tif h != nil {\n" +
+			"\t\t\treturn err\n" +
+			"\t\t}\n" +
+			"\t\te.opts.Log.Warn(",
 		pkg:  "core/restart",
 		test: "TestDeletedNodeDoesNotBlockOtherRestarts",
 	},
