@@ -222,9 +222,11 @@ fuzz: deps ## fuzz the scanner that proves disks blank, for FUZZTIME (50000x, or
 model: ## find all states of planned restarts in small scenarios, in larger ones too with MODEL=10m (1m)
 	set -o pipefail; go test ./core/restart -run TestModel -v -count=1 -timeout=60m -model=$(MODEL) | grep -Ev '^(=== |PASS)|--- PASS| states in '
 
+ORDERS ?= -orders
+
 .PHONY: orders
-orders: ## explore all orders of the requests of an expansion and another call, of which make test explores some
-	go test ./core/controller -run 'TestExpansion' -count=1 -timeout=60m -orders
+orders: ## explore all orders of the requests of an expansion and another call, or with ORDERS= those of make test
+	RACE= go test ./core/controller -run 'TestExpansion' -count=1 -timeout=60m $(ORDERS)
 
 .PHONY: model-page
 model-page: ## find the states of all scenarios and write their numbers to docs/development/model-check.md
