@@ -102,7 +102,9 @@ func TestLinks(t *testing.T) {
 		// program's: the plugin does not grow by them.
 		{"the plugin", module + "/cmd/oxide-csi", "k8s.io/client-go/rest",
 			slices.Concat(tests, buckets, []string{"k8s.io/client-go/kubernetes", "k8s.io/api"})},
-		{"the COSI driver", module + "/cmd/oxide-cosi", module + "/core/buckets", slices.Concat(tests, orchestrators)},
+		{"the COSI driver", module + "/cmd/oxide-cosi", module + "/core/buckets", slices.Concat(tests, orchestrators, []string{
+			module + "/core/controller", module + "/core/node", module + "/core/rack", module + "/core/device",
+		})},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			found := false
@@ -150,7 +152,7 @@ func TestImports(t *testing.T) {
 		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool {
 				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"
-			}, []string{module + "/core", module + "/core/rpc"}},
+			}, []string{module + "/core", module + "/core/rpc", module + "/core/socket"}},
 		{"the configuration library", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
 			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
 		{"S3 and COSI", ships, func(path string) bool {
@@ -158,7 +160,9 @@ func TestImports(t *testing.T) {
 		}, []string{module + "/bench", module + "/cmd/oxide-cosi", module + "/core/buckets"}},
 		{"CSI", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool { return within(path, "github.com/container-storage-interface/spec") },
-			[]string{module + "/core", module + "/core/controller", module + "/core/node", module + "/core/rpc"}},
+			[]string{
+				module + "/core", module + "/core/controller", module + "/core/node", module + "/core/rpc", module + "/core/socket",
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var importers []string

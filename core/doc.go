@@ -48,7 +48,7 @@
 //
 // # Map
 //
-//   - server.go: the services; socket.go: their socket; interceptors.go: what every RPC passes through
+//   - server.go: the services; interceptors.go: what every RPC passes through; core/socket: their socket
 //   - identity.go, capabilities.go: the Identity service; readiness.go: waiting for the node's identity
 //   - codes.go: the one table from the errors of the packages below to gRPC codes
 //   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need

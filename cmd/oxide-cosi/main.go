@@ -22,8 +22,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/buckets"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
 // version is set by the linker.
@@ -94,7 +94,7 @@ func serve(ctx context.Context, opts settings, stderr io.Writer) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	_, left := os.Lstat(path) // a driver that ends in order removes its socket
-	socket, err := core.Listen(path)
+	listener, err := socket.Listen(path)
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func serve(ctx context.Context, opts settings, stderr io.Writer) error {
 	}
 	server := newServer(driver, settled, log)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(socket) }()
+	go func() { served <- server.Serve(listener) }()
 	log.Info("serving", "version", version, "endpoint", path, "stores", len(stores))
 	select {
 	case err := <-served:

@@ -130,9 +130,9 @@ func powerOffMethod(cfg config.Config) shutdown.PowerOffMethod {
 	return shutdown.Systemd{Bus: shutdown.SystemBus}
 }
 
-// ownGuest is a method of powering off that first checks that the firmware and the configuration name the same instance.
-// The operator's instance ID wins over the firmware's, so a copied one can name another instance: this guest would go
-// down in its place, and no controller would start this guest again.
+// ownGuest is a method of powering off that first checks that firmware and configuration name the same instance. The
+// operator's instance ID wins over the firmware's, so a copied one can name another instance: this guest would go down
+// in its place, and no controller would start this guest again.
 type ownGuest struct {
 	shutdown.PowerOffMethod
 

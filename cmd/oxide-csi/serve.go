@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
 // serve builds the plugin and serves until a signal.
@@ -41,11 +42,11 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	defer background.Wait()
 	defer cancel()
 
-	socket, err := core.Listen(cfg.Endpoint)
+	listener, err := socket.Listen(cfg.Endpoint)
 	if err != nil {
 		return err
 	}
-	if socket.TookOver {
+	if listener.TookOver {
 		log.Warn(
 			"another process has the socket and does not answer: look for a plugin with a thread in state D, which waits for a disk",
 			"endpoint",
@@ -57,21 +58,21 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	measured := newMetrics(cfg)
 	built, err := buildServices(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
-		return errors.Join(err, socket.Close())
+		return errors.Join(err, listener.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, socket.CheckLive, built.checks, measured, log)
+		closeHTTP, err := serveHTTP(cfg, listener.CheckLive, built.checks, measured, log)
 		if err != nil {
-			return errors.Join(err, socket.Close())
+			return errors.Join(err, listener.Close())
 		}
 		defer closeHTTP()
 	}
 	server := core.NewServer(built.server)
 	served := make(chan error, 1)
 	// The server is no background task: after a second signal the process does not wait for it.
-	go func() { served <- server.Serve(socket) }()
+	go func() { served <- server.Serve(listener) }()
 	lost := make(chan error, 1)
-	background.run("check the socket", func() { lost <- watchSocket(ctx, socket) })
+	background.run("check the socket", func() { lost <- watchSocket(ctx, listener) })
 	background.run("tell systemd", func() { notifySystemd(ctx, readiness, built.checks, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	stop := func() {
@@ -108,7 +109,7 @@ const (
 )
 
 // watchSocket returns an error when the socket's file was removed or replaced, and nil when ctx ends.
-func watchSocket(ctx context.Context, socket *core.Socket) error {
+func watchSocket(ctx context.Context, listener *socket.Listener) error {
 	ticker := time.NewTicker(socketInterval)
 	defer ticker.Stop()
 	for {
@@ -116,7 +117,7 @@ func watchSocket(ctx context.Context, socket *core.Socket) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if err := socket.CheckFile(); err != nil {
+			if err := listener.CheckFile(); err != nil {
 				return err
 			}
 		}

@@ -232,7 +232,7 @@ func (c rackController) checkAndPublish(
 	if disk.InstanceID != instanceID { // also if it is attached elsewhere: it may be detached there meanwhile
 		disks, err := c.instanceDisks(ctx, instanceID)
 		if err == nil {
-			err = checkSerialCollision(disk, disks, instanceID)
+			err = checkSerial(disk, disks)
 		}
 		if err != nil {
 			return rack.Disk{}, err, nil

@@ -221,7 +221,7 @@ func (c rackController) checkInstanceDisks(ctx context.Context, disk rack.Disk, 
 	if err != nil {
 		return err
 	}
-	if err := checkSerialCollision(disk, disks, instanceID); err != nil {
+	if err := checkSerial(disk, disks); err != nil {
 		return err
 	}
 	if len(disks) >= c.maxDisks {
@@ -240,18 +240,10 @@ func (c rackController) instanceDisks(ctx context.Context, instanceID string) ([
 	return disks, nil
 }
 
-// checkSerialCollision rejects a disk whose NVMe serial collides with an attached disk (docs/reference/rack.md §9).
-func checkSerialCollision(disk rack.Disk, disks []rack.Disk, instanceID string) error {
-	for _, other := range disks {
-		if other.VolumeID != disk.VolumeID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
-			return rpc.FailedPrecondition(
-				"disk %s and disk %s of instance %s have the same first %d bytes in their names, so the guest would see only one: publish the volume on another node",
-				disk.ID,
-				other.ID,
-				instanceID,
-				diskname.SerialBytes,
-			)
-		}
+// checkSerial rejects a disk that the guest could not tell from a disk of its instance.
+func checkSerial(disk rack.Disk, disks []rack.Disk) error {
+	if err := disk.CheckSerial(disks); err != nil {
+		return rpc.FailedPrecondition("%w: publish the volume on another node", err)
 	}
 	return nil
 }

@@ -69,13 +69,7 @@ func (n *Service) checkFilesystem(
 		)
 	}
 	if wanted != "" && wanted != content.Type {
-		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
-			volume.id,
-			dev,
-			content,
-			wanted,
-		)
+		return "", otherFilesystem(volume, dev, content.Type, wanted)
 	}
 	if err := n.checkFilesystemUUID(ctx, volume, dev, content); err != nil {
 		return "", err
@@ -83,6 +77,17 @@ func (n *Service) checkFilesystem(
 	// From now on the filesystem must not count as the remains of a format, even if it is damaged later. A record may
 	// be left from before a crash, and a marker if a user made the filesystem by hand.
 	return content.Type, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
+}
+
+// otherFilesystem is the error for a disk whose filesystem is not of the wanted type.
+func otherFilesystem(volume nodeVolume, dev device.Device, found, wanted string) error {
+	return rpc.FailedPrecondition(
+		"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
+		volume.id,
+		dev,
+		found,
+		wanted,
+	)
 }
 
 // checkFilesystemUUID rejects a filesystem that belongs to another volume. The UUID of a filesystem that this plugin

@@ -265,13 +265,7 @@ func (n *Service) mountAgain(
 	options mount.Options,
 ) (string, error) {
 	if wanted != "" && wanted != fsType {
-		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
-			volume.id,
-			dev,
-			fsType,
-			wanted,
-		)
+		return "", otherFilesystem(volume, dev, fsType, wanted)
 	}
 	record, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly())
 	if err != nil {

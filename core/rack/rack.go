@@ -174,6 +174,23 @@ type Disk struct {
 	Created time.Time
 }
 
+// CheckSerial returns an [ErrRefused] if one of an instance's disks has the NVMe serial of this disk
+// (docs/reference/rack.md §9). The disks may include this one.
+func (d Disk) CheckSerial(disks []Disk) error {
+	for _, other := range disks {
+		if other.VolumeID != d.VolumeID && diskname.Serial(other.Name) == diskname.Serial(d.Name) {
+			return fmt.Errorf(
+				"disk %s and disk %s have the same first %d bytes in their names, so the guest would see only one: %w",
+				d.ID,
+				other.ID,
+				diskname.SerialBytes,
+				ErrRefused,
+			)
+		}
+	}
+	return nil
+}
+
 func diskFrom(d *oxide.Disk) Disk {
 	disk := Disk{
 		VolumeID:    d.Id,

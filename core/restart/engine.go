@@ -605,13 +605,6 @@ func (e *Engine) allRequests() []attachRequest {
 	return all
 }
 
-// removeRequest ends a fulfilled request.
-func (e *Engine) removeRequest(volume string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.requests, volume)
-}
-
 // notifyWaiters wakes callers that wait for [Engine.Changed].
 func (e *Engine) notifyWaiters() {
 	e.mu.Lock()

@@ -143,7 +143,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 			ErrPlanned,
 		)
 	}
-	e.removeRequest(disk.VolumeID)
+	e.CancelAttachRequest(disk.VolumeID, "")
 	return now, nil
 }
 

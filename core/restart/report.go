@@ -50,11 +50,6 @@ func (e *Engine) observe(ended string, down time.Duration) {
 	)
 }
 
-// reportProgress reports to the node's operators. A failure is only logged.
-func (e *Engine) reportProgress(ctx context.Context, h *heldRestart, event metadata.Event, message string) {
-	e.sendReport(ctx, h, metadata.Report{Event: event, Message: message})
-}
-
 // reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
 func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event metadata.Event, message string) {
 	h.problem = message

@@ -14,7 +14,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
@@ -303,7 +302,9 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 		}
 		return err
 	}
-	e.reportProgress(ctx, h, metadata.EventRestartPlanned, "restarting the instance to change its disks")
+	e.sendReport(ctx, h, metadata.Report{
+		Event: metadata.EventRestartPlanned, Message: "restarting the instance to change its disks",
+	})
 	e.enterStage(h, stageReply)
 	return nil
 }
@@ -547,7 +548,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		case errors.Is(err, rack.ErrFull):
 			// The next publish refuses it, or requests it again if there is room by then.
 			e.opts.Log.Warn("no room for a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
-			e.removeRequest(request.volume)
+			e.CancelAttachRequest(request.volume, "")
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced):
 			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.recordAttachFailure(request.volume, tried, "not attached while it was stopped: "+err.Error())
@@ -751,19 +752,7 @@ func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance s
 	if len(disks) >= e.opts.MaxDisks {
 		return fmt.Errorf("instance %s has %d disks already: %w", instance, len(disks), rack.ErrFull)
 	}
-	for _, other := range disks {
-		if other.VolumeID != disk.VolumeID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {
-			return fmt.Errorf(
-				"disk %q (%s) of instance %s has the same first %d bytes of its name: %w",
-				other.Name,
-				other.ID,
-				instance,
-				diskname.SerialBytes,
-				rack.ErrRefused,
-			)
-		}
-	}
-	return nil
+	return disk.CheckSerial(disks)
 }
 
 // start starts the instance. It is repeated until the instance runs.
@@ -817,7 +806,7 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	return err
 }
 
-// finishUnanswered ends a restart whose owner stopped the instance before the guest replied. The guest may accept the
+// finishUnanswered ends a restart of an instance that runs, and whose guest has not replied. The guest may accept the
 // request up to the moment of its withdrawal.
 func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
 	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
@@ -850,15 +839,7 @@ func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
 		}
 		return e.finish(ctx, h)
 	}
-	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
-	if err != nil {
-		return e.unreachable(ctx, h, timerBack, backTimeout, err)
-	}
-	if reply.State == metadata.RestartAccepted {
-		e.enterStage(h, stageStopping)
-		return nil
-	}
-	return e.finish(ctx, h)
+	return e.finishUnanswered(ctx, h)
 }
 
 // withdrawRequest withdraws an unanswered request when the instance is stopped. Otherwise its node plugin could answer

@@ -250,7 +250,12 @@ func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (strin
 }
 
 // matches are the names of the objects in a collection that match.
-func matches[T named](ctx context.Context, c *client, collection string, match func(T) bool) (names []string, err error) {
+func matches[T named](
+	ctx context.Context,
+	c *client,
+	collection string,
+	match func(T) bool,
+) (names []string, err error) {
 	query := url.Values{"limit": {pageSize}}
 	for {
 		var page list[T]

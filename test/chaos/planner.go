@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
 // planner is an environment variable that makes this program a controller: in attach mode restart ([forRestarts]), or
@@ -103,7 +104,7 @@ func runPlanner(kind string, args []string) (err error) {
 			Log:        log,
 		},
 	)
-	listener, err := core.Listen(strings.TrimPrefix(*endpoint, "unix://"))
+	listener, err := socket.Listen(strings.TrimPrefix(*endpoint, "unix://"))
 	if err != nil {
 		return err
 	}

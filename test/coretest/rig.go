@@ -34,6 +34,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -476,7 +477,7 @@ func Serve(t *testing.T, server *core.Server, options ...grpc.DialOption) (*grpc
 	t.Helper()
 	dir := ShortDir(t)
 	path := filepath.Join(dir, "csi.sock")
-	listener, err := core.Listen(path)
+	listener, err := socket.Listen(path)
 	Must(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

@@ -707,9 +707,9 @@ var planted = []bug{
 	},
 	{
 		name:     "controller: two disks with the same serial on one instance",
-		file:     "core/controller/publish.go",
-		original: "if other.VolumeID != disk.VolumeID && diskname.Serial(other.Name) == diskname.Serial(disk.Name) {",
-		planted:  "if other.VolumeID != disk.VolumeID && other.Name == disk.Name {",
+		file:     "core/rack/rack.go",
+		original: "if other.VolumeID != d.VolumeID && diskname.Serial(other.Name) == diskname.Serial(d.Name) {",
+		planted:  "if other.VolumeID != d.VolumeID && other.Name == d.Name {",
 		pkg:      "core/controller",
 		test:     "TestPublishRejectsWithoutAChange",
 	},

@@ -5,10 +5,8 @@
 package diagnose
 
 import (
-	"fmt"
 	"path"
 	"regexp"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
@@ -118,24 +116,4 @@ func (f Facts) nextForError() string {
 		}
 	}
 	return ""
-}
-
-// writeErrors writes the section with the errors. The entry of an error without a text of its own is its symptom.
-func writeErrors(b *strings.Builder) {
-	b.WriteString("\n## The text of an error\n\n" +
-		"Each answer of the plugin that is an error contains one of these texts, or names what is wrong with the request.\n\n" +
-		"| the message contains | what to do |\n|---|---|\n")
-	written := map[string]bool{}
-	for _, e := range pageErrors {
-		text, next := e.err.Error(), e.next
-		if written[text] {
-			continue
-		}
-		written[text] = true
-		if next == "" {
-			reason := Verdict(Facts{RackError: text}).Reason
-			next = fmt.Sprintf("As for [%s](#%s).", reason, strings.ToLower(reason))
-		}
-		fmt.Fprintf(b, "| `%s` | %s |\n", text, next)
-	}
 }

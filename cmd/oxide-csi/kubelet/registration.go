@@ -21,8 +21,8 @@ import (
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
 // csiVersion is the CSI version that the kubelet gets. The kubelet checks only the major version.
@@ -101,7 +101,7 @@ func (r *Registration) Run(ctx context.Context) {
 
 // serve serves the socket until ctx ends, or until the socket must be created again.
 func (r *Registration) serve(ctx context.Context) error {
-	socket, err := core.Listen(r.options.Socket)
+	listener, err := socket.Listen(r.options.Socket)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (r *Registration) serve(ctx context.Context) error {
 	var failure error
 	go func() {
 		defer close(ended)
-		failure = server.Serve(socket)
+		failure = server.Serve(listener)
 	}()
 	defer func() {
 		server.Stop()
@@ -145,7 +145,7 @@ func (r *Registration) serve(ctx context.Context) error {
 				r.registered()
 			}
 		case <-check.C:
-			if err := socket.CheckFile(); err != nil {
+			if err := listener.CheckFile(); err != nil {
 				r.failed(fmt.Errorf("registration: %w", err))
 				return nil
 			}

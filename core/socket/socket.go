@@ -2,7 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package core
+// Package socket listens on a unix socket as a CSI plugin must: it takes the place of a process that died, and knows
+// when its own file is lost.
+package socket
 
 import (
 	"context"
@@ -22,16 +24,16 @@ import (
 )
 
 const (
-	// socketMode allows access to the owner and the group only. The operator chooses the group.
-	socketMode = 0o660
+	// mode allows access to the owner and the group only. The operator chooses the group.
+	mode = 0o660
 	// answerTimeout is how long a plugin may take to answer an RPC on its socket.
 	answerTimeout = 2 * time.Second
 	// dialInterval is the time between two attempts to connect to a socket with a full queue.
 	dialInterval = 50 * time.Millisecond
 )
 
-// Socket is a unix socket on which this process listens.
-type Socket struct {
+// Listener is a unix socket on which this process listens.
+type Listener struct {
 	*net.UnixListener
 	// TookOver says that a process had the socket that no longer answers.
 	TookOver bool
@@ -43,7 +45,7 @@ type Socket struct {
 // Listen opens the unix socket at path. It replaces a socket on which no process answers: a process whose thread waits
 // for a disk keeps its sockets after SIGKILL. A socket in use and a file that is not a socket are errors. Listen
 // creates no other file in the folder, because kubelet watches the folder.
-func Listen(path string) (*Socket, error) {
+func Listen(path string) (*Listener, error) {
 	tookOver, err := removeDeadSocket(path)
 	if err != nil {
 		return nil, err
@@ -52,51 +54,51 @@ func Listen(path string) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and is writable", path, err)
 	}
-	socket := &Socket{UnixListener: listener, TookOver: tookOver, path: path}
-	if err := os.Chmod(path, socketMode); err != nil {
+	l := &Listener{UnixListener: listener, TookOver: tookOver, path: path}
+	if err := os.Chmod(path, mode); err != nil {
 		return nil, errors.Join(fmt.Errorf("set the mode of %s: %w", path, err), listener.Close())
 	}
-	if socket.file, err = os.Lstat(path); err != nil {
+	if l.file, err = os.Lstat(path); err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the new socket %s: %w", path, err), listener.Close())
 	}
 	listener.SetUnlinkOnClose(false) // Close decides
-	return socket, nil
+	return l, nil
 }
 
 // CheckFile returns an error if the socket's file was removed or replaced, so that no client reaches this process.
-func (s *Socket) CheckFile() error {
+func (l *Listener) CheckFile() error {
 	// The kernel does not use the number of the inode again while the socket is open.
-	if file, err := os.Lstat(s.path); err != nil || !os.SameFile(file, s.file) {
-		return fmt.Errorf("the socket %s was removed or replaced: check which other program writes there", s.path)
+	if file, err := os.Lstat(l.path); err != nil || !os.SameFile(file, l.file) {
+		return fmt.Errorf("the socket %s was removed or replaced: check which other program writes there", l.path)
 	}
 	return nil
 }
 
 // CheckLive returns an error if a client cannot reach this process by the socket's file, or if an RPC is not answered
 // within 2 s.
-func (s *Socket) CheckLive(ctx context.Context) error {
-	if err := s.CheckFile(); err != nil {
+func (l *Listener) CheckLive(ctx context.Context) error {
+	if err := l.CheckFile(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", l.path)
 	if err == nil {
 		err = ask(ctx, conn)
 	}
 	if err != nil {
-		return fmt.Errorf("no RPC is answered on %s: %w", s.path, err)
+		return fmt.Errorf("no RPC is answered on %s: %w", l.path, err)
 	}
 	return nil
 }
 
 // Close stops listening. It removes the file, unless the file belongs to another process.
-func (s *Socket) Close() error {
+func (l *Listener) Close() error {
 	var err error
-	if s.CheckFile() == nil {
-		err = os.Remove(s.path)
+	if l.CheckFile() == nil {
+		err = os.Remove(l.path)
 	}
-	return errors.Join(err, s.UnixListener.Close())
+	return errors.Join(err, l.UnixListener.Close())
 }
 
 // removeDeadSocket removes a socket on which no process answers. tookOver says that a process still has it open.
