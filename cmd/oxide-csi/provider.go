@@ -62,11 +62,6 @@ func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider 
 	case config.MetadataNomad:
 		return nomad.New(nomadOptions(cfg))
 	}
-	return firmware(cfg, log)
-}
-
-// firmware builds the provider that reads the guest's firmware.
-func firmware(cfg config.Config, log *slog.Logger) metadata.Provider {
 	opts := guest.Options{Sys: cfg.SysRoot, Log: log}
 	if cfg.SysRoot == "/sys" {
 		opts.CloudInit = guest.CloudInit // with another /sys, this file may belong to another machine

@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 )
@@ -161,7 +162,11 @@ func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.P
 			"the controller can only stop the instance, with --restart-shutdown=hard")
 		return
 	}
-	method := ownGuest{PowerOffMethod: powerOffMethod(cfg), instanceID: self.ID, firmware: firmware(cfg, log)}
+	method := ownGuest{
+		PowerOffMethod: powerOffMethod(cfg),
+		instanceID:     self.ID,
+		firmware:       guest.New(guest.Options{Sys: cfg.SysRoot}),
+	}
 	agent, err := shutdown.New(listener, method, cfg.BootIDFile, shutdown.Uptime, log)
 	if err != nil {
 		log.Error("this node does not reply to restart requests", "error", err)

@@ -483,6 +483,43 @@ func TestReadyOnceTheTokenIsCorrected(t *testing.T) {
 	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
 }
 
+// A controller that was ready says on /readyz when the rack no longer accepts its token, or when its role is gone. The
+// rack is asked again only after it has denied a call.
+func TestReadyFollowsTheToken(t *testing.T) {
+	t.Parallel()
+	for name, deny := range map[string]func(*simtest.Sim, string) error{
+		"token": func(_ *simtest.Sim, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "token"), []byte("oxide-token-revoked"), 0o600)
+		},
+		"project": func(sim *simtest.Sim, _ string) error {
+			_, err := sim.Inject(t.Context(), simtest.Fault{
+				Operation: "*", Kind: simtest.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound",
+				Message: `not found: project with name "demo"`, Count: new(int),
+			})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sim, dir, addr := startSim(t), shortDir(t), freePort(t)
+			plugin := startPlugin(t, simtest.PluginOptions{
+				Mode: "controller", Dir: dir, Sim: sim, Args: []string{"--http-endpoint=" + addr},
+			})
+			ready := func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == http.StatusOK }
+			eventually(t, "the plugin is ready", ready)
+			must(t, deny(sim, dir))
+			eventually(t, "/readyz says what the rack denies", func() bool {
+				_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
+				code, page := get(t, "http://"+addr+"/readyz")
+				return err != nil && code == http.StatusServiceUnavailable && strings.Contains(page, name)
+			})
+			must(t, os.WriteFile(filepath.Join(dir, "token"), []byte(sim.Token), 0o600))
+			must(t, sim.ClearFaults(t.Context()))
+			eventually(t, "the plugin is ready again", ready)
+		})
+	}
+}
+
 // With --oxide-ca-file the plugin uses a rack whose certificate is signed by a private CA. Each request has the
 // plugin's user agent.
 func TestPrivateCA(t *testing.T) {

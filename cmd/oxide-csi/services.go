@@ -86,7 +86,7 @@ func buildController(
 		answers := &core.Readiness{}
 		answers.SetWaiting(fmt.Sprintf("the first answer of rack %q", client.Name()))
 		racks, checks = append(racks, client), append(checks, answers)
-		background.run("check rack "+client.Name(), func() { awaitRack(ctx, client, answers, log) })
+		background.run("check rack "+client.Name(), func() { watchRack(ctx, client, answers, log) })
 	}
 	service := controller.New(controller.Options{
 		Racks:        racks,
@@ -178,32 +178,42 @@ const (
 	rackCheckInterval = 5 * time.Second
 )
 
-// awaitRack checks the rack until it can be used as configured: it negotiates the API version and reads the project.
-// So a wrong host, token or project is logged, and shown on /readyz, before the first volume is created. A known
-// project also proves that a later 404 of a disk means that the disk does not exist.
+// watchRack checks whether the rack can be used as configured: it negotiates the API version and reads the project. It
+// repeats a check that failed, and checks again when the rack denies a call later: a token can expire, and a role can be
+// taken away. So a wrong host, token or project is logged and shown on /readyz, at the start before the first volume is
+// created. A known project also proves that a later 404 of a disk means that the disk does not exist.
 //
 // The plugin serves meanwhile, and [core.Identity.Probe] says that it is ready: with several racks the others work, and
 // an RPC's error tells its caller more than a plugin that does not answer.
-func awaitRack(ctx context.Context, client *rack.Client, answers *core.Readiness, log *slog.Logger) {
+func watchRack(ctx context.Context, client *rack.Client, answers *core.Readiness, log *slog.Logger) {
 	for {
 		checkCtx, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 		id, err := client.Check(checkCtx)
 		cancel()
+		var denied <-chan struct{}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
-			answers.SetWaiting("")
-			return
-		}
-		if answers.SetWaiting("cannot be used as configured: " + err.Error()) {
+			if answers.SetWaiting("") {
+				log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
+			}
+			denied = client.Denied()
+		case answers.SetWaiting("cannot be used as configured: " + err.Error()):
 			log.Error("the rack cannot be used as configured: RPCs that need it will fail", "rack", client.Name(), "error", err)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(rackCheckInterval):
+		}
+		if denied == nil {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-denied:
 		}
 	}
 }

@@ -251,6 +251,23 @@ func TestRackErrorsToCodes(t *testing.T) {
 // An orchestrator takes each new text of an error for a new event. So a repeated call has the same text: the rack's ID
 // of the request, which differs, is in the log only.
 func TestRepeatedErrorHasTheSameText(t *testing.T) {
+	for _, kind := range []string{simtest.FaultReset, simtest.FaultStatus} {
+		t.Run("fault "+kind, func(t *testing.T) {
+			r := newRig(t)
+			times := 0
+			_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+				Operation: "disk_create", Kind: kind, Status: 503, Message: "Service Unavailable", Count: &times,
+			})
+			r.Must(t, err)
+			_, first := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			_, second := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			coretest.WantCode(t, first, codes.Unavailable)
+			if first.Error() != second.Error() {
+				t.Errorf("the first call says %q, the second %q", first, second)
+			}
+		})
+	}
+
 	log := &simtest.Output{}
 	r := newRig(t, func(o *coretest.Options) { o.Log = log })
 	*r.Token = "oxide-token-wrong"

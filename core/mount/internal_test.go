@@ -23,6 +23,7 @@ import (
 func TestTableAt(t *testing.T) {
 	// /a carries two mounts, and /a/b one whose parent is the lower of them.
 	table := Table{
+		{Path: "/", id: 9, parent: 1, FSType: "btrfs"}, // no path leads to a mount over the root
 		{Path: "/", id: 1, parent: 1},
 		{Path: "/a", id: 20, parent: 1, FSType: "ext4"},
 		{Path: "/a/b", id: 25, parent: 20, FSType: "xfs"},

@@ -217,6 +217,20 @@ func Resolve(path string) (string, error) {
 	return resolved, nil
 }
 
+// ResolveExisting is like [Resolve], but it also resolves a path whose parent folders are missing, as far as they exist.
+func ResolveExisting(path string) string {
+	folder, rest := filepath.Split(filepath.Clean(path))
+	for {
+		resolved, err := filepath.EvalSymlinks(folder)
+		if err == nil || folder == "/" {
+			return filepath.Join(resolved, rest)
+		}
+		folder = filepath.Clean(folder)
+		rest = filepath.Join(filepath.Base(folder), rest)
+		folder = filepath.Dir(folder)
+	}
+}
+
 // MakeFolder makes sure that path is an empty folder, on which a filesystem can be mounted. The parent exists. It
 // returns [ErrForeign] if something else is at path.
 func MakeFolder(path string) error {

@@ -157,6 +157,9 @@ func (t Table) walk(path string) []Entry {
 				return
 			}
 			walked = append(walked, t[next])
+			if folder == "/" {
+				return // each lookup begins here, below what is mounted over the root later
+			}
 		}
 	}
 	enter("/")

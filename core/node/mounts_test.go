@@ -530,15 +530,20 @@ func TestNodeStackedMounts(t *testing.T) {
 	}
 }
 
-// A mount at a folder above hides a volume: its path leads to a folder or a mount of somebody else.
+// A mount over a folder above hides a volume. What is at the volume's path then is not the volume.
 func TestNodeMountOverTheFolderAbove(t *testing.T) {
 	t.Parallel()
-	for _, where := range []string{"target", "staging path"} {
+	for _, where := range []string{"target", "target through a link", "staging path"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
 			eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
-				r.mkdir("above")
-				call, path := func() error { return r.unpublish(v, "above/data") }, "above/data"
+				r.mkdir("above/folder")
+				coretest.Must(r.t, os.Symlink(r.path("above"), r.path("link")))
+				path, asked := "above/folder/data", "above/folder/data"
+				if where == "target through a link" {
+					asked = "link/folder/data"
+				}
+				call := func() error { return r.unpublish(v, asked) }
 				if where == "staging path" {
 					r.mkdir("above/staging")
 					v.staging = r.path("above/staging")
@@ -548,15 +553,15 @@ func TestNodeMountOverTheFolderAbove(t *testing.T) {
 					}
 				}
 				coretest.Must(r.t, r.stage(v, capability))
-				if where == "target" {
-					coretest.Must(r.t, r.publish(v, path, capability, false))
+				if where != "staging path" {
+					coretest.Must(r.t, r.publish(v, asked, capability, false))
 				}
 				r.foreign("above")
 				covers := r.path("above") + " covers it"
 				for range 2 {
 					r.refused(call, codes.FailedPrecondition, covers)
 				}
-				// Somebody else's mount, at the same path.
+				// Now another mount is at the volume's path.
 				if capability.GetBlock() != nil {
 					coretest.Must(r.t, os.MkdirAll(filepath.Dir(r.path(path)), 0o755))
 					r.write(path, "")
@@ -574,7 +579,7 @@ func TestNodeMountOverTheFolderAbove(t *testing.T) {
 					r.t.Errorf("the mounts were %v, and are %v", before, after)
 				}
 				r.umount(path)
-				again := func() error { return r.publish(v, path, capability, false) }
+				again := func() error { return r.publish(v, asked, capability, false) }
 				if where == "staging path" {
 					again = func() error { return r.stage(v, capability) }
 				}

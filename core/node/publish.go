@@ -7,7 +7,6 @@ package node
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -256,7 +255,7 @@ func (n *Service) NodeUnpublishVolume(
 	id, invalid := parseVolumeID(req.GetVolumeId())
 	if target == "" {
 		if invalid == nil {
-			err = n.checkUncovered(id, filepath.Clean(req.GetTargetPath()))
+			err = n.checkUncovered(id, mount.ResolveExisting(req.GetTargetPath()))
 		}
 		return &csi.NodeUnpublishVolumeResponse{}, err
 	}

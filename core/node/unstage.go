@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -51,7 +50,7 @@ func (n *Service) NodeUnstageVolume(
 	if err != nil {
 		return nil, err
 	}
-	at := cmp.Or(staging, filepath.Clean(req.GetStagingTargetPath()))
+	at := cmp.Or(staging, mount.ResolveExisting(req.GetStagingTargetPath()))
 	if err := n.checkUncovered(id, at, blockStagingPath(at, id)); err != nil {
 		return nil, err
 	}

@@ -10,8 +10,8 @@ import (
 	"fmt"
 )
 
-// Check verifies that the rack can be used as configured, and returns the project's ID. Its error is one sentence that
-// ends with the next step.
+// Check verifies that the rack can be used as configured, and returns the project's ID. It asks the rack for the project
+// each time. Its error is one sentence that ends with the next step.
 func (c *Client) Check(ctx context.Context) (projectID string, err error) {
 	_, err = c.versions.version(ctx, c.host)
 	switch {
@@ -21,7 +21,7 @@ func (c *Client) Check(ctx context.Context) (projectID string, err error) {
 		err = c.translate(ctx, err, "reach %s", c.host.Host)
 		return "", fmt.Errorf("%w: see that the host is the rack's API and can be reached from here", err)
 	}
-	projectID, err = c.ProjectID(ctx)
+	projectID, err = c.lookUpProject(ctx)
 	return projectID, addAdvice(err)
 }
 

@@ -76,7 +76,7 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 		if ctxErr := ctx.Err(); ctxErr != nil {
 			return fmt.Errorf("%s: %w: %w", doing, ErrUnavailable, ctxErr)
 		}
-		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(err.Error()))
+		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(withoutVarying(err.Error())))
 	}
 	kind, status, message := classify(httpErr), httpErr.HTTPResponse.StatusCode, ""
 	requestID := httpErr.HTTPResponse.Header.Get("x-request-id")
@@ -166,6 +166,19 @@ func invalidValue(message string) error {
 		return ErrSize
 	}
 	return ErrRefused
+}
+
+var (
+	// perConnection matches what Go's errors say of one connection: the port on this side, the last HTTP/2 stream.
+	perConnection = regexp.MustCompile(`\S+:\d+->|LastStreamID=\d+, |stream ID \d+; `)
+	// clockTime matches the time in the error about a certificate that is not valid now.
+	clockTime = regexp.MustCompile(`current time \S+ is`)
+)
+
+// withoutVarying removes what differs each time from the text of a transport's error. Kubernetes makes a new Event of
+// each new text.
+func withoutVarying(text string) string {
+	return clockTime.ReplaceAllLiteralString(perConnection.ReplaceAllLiteralString(text, ""), "the current time is")
 }
 
 // tokenPattern matches API tokens, also revoked ones.

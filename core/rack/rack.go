@@ -57,6 +57,9 @@ type Client struct {
 	projectID string
 	// disks maps the ID of a volume that grew to the ID of its disk.
 	disks map[string]DiskID
+
+	// denied receives when an answer shows that the token or the project may be wrong.
+	denied chan struct{}
 }
 
 // New returns a client. It sends no request.
@@ -83,7 +86,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	return &Client{
 		sdk: sdk, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
-		disks: map[string]DiskID{},
+		disks: map[string]DiskID{}, denied: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -304,8 +307,19 @@ func (c *Client) translate(ctx context.Context, err error, doing string, args ..
 	if err == nil {
 		return nil
 	}
-	return translate(ctx, err, "rack %q: "+doing, append([]any{c.name}, args...)...)
+	err = translate(ctx, err, "rack %q: "+doing, append([]any{c.name}, args...)...)
+	if errors.Is(err, ErrUnauthenticated) || errors.Is(err, ErrForbidden) || errors.Is(err, ErrProject) {
+		select {
+		case c.denied <- struct{}{}:
+		default:
+		}
+	}
+	return err
 }
+
+// Denied returns a channel that receives after an answer that shows that the token or the project may be wrong. Several
+// answers can make one signal. [Client.Check] then says whether they are.
+func (c *Client) Denied() <-chan struct{} { return c.denied }
 
 // ProjectID returns the ID of the configured project. It asks the rack once and then uses the cached ID.
 func (c *Client) ProjectID(ctx context.Context) (string, error) {

@@ -395,7 +395,7 @@ func (e *Engine) unreachable(
 		planned, known := metadata.RestartPlannedAt(h.record.ID)
 		if known && e.clock.Passed(timerOutdated, h.record.ID, planned, requestOutdated) {
 			e.recordRefusal(ctx, h, "its node plugin cannot be reached: "+cause.Error())
-			return errors.Join(cause, e.endRestart(ctx, h))
+			return errors.Join(cause, e.finish(ctx, h))
 		}
 		return cause
 	}
@@ -866,7 +866,7 @@ func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 // restart even if the orchestrator does not know the node any more: the instance is not down, and the next restart
 // ignores requests and replies with another ID.
 //
-// A node is undrained also in [Guest]: the restart may have begun in [Drain]. In [Hard] the orchestrator is not asked,
+// A node is undrained also in [Guest]: the restart may have begun in [Drain]. In [Hard] the orchestrator is not called,
 // because the controller may have no rights there.
 func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 	if e.opts.Shutdown == Hard {

@@ -92,6 +92,43 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 	}
 }
 
+// drained is an orchestrator that only undrains nodes.
+type drained struct {
+	cannotWithdraw
+	undrains int
+}
+
+func (*drained) Drain(context.Context, string, string) ([]string, error) { return nil, errLost }
+
+func (d *drained) Undrain(context.Context, string, string) error {
+	d.undrains++
+	return nil
+}
+
+// A restart that is given up because its request cannot be withdrawn lets its node take work again.
+func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
+	for _, test := range []struct {
+		age  time.Duration
+		over int
+	}{{requestOutdated / 2, 0}, {requestOutdated + time.Minute, 1}} {
+		r, d := &erasing{}, &drained{}
+		e := New(r, Options{Shutdown: Drain, Requester: d, Log: slog.New(slog.DiscardHandler)})
+		planned := time.Now().Add(-test.age)
+		h := &heldRestart{
+			record: restartRecord{ID: metadata.NewRestartID(planned), Instance: "i", recordID: "r", Stuck: true},
+			stage:  stageCancelling,
+			since:  planned,
+		}
+		e.held[h.record.ID] = h
+		if err := e.unreachable(t.Context(), h, timerBack, backTimeout, errLost); !errors.Is(err, errLost) {
+			t.Errorf("%s after the plan: %v", test.age, err)
+		}
+		if len(r.erased) != test.over || d.undrains != test.over {
+			t.Errorf("%s after the plan: %d records erased, %d undrains, want %d", test.age, len(r.erased), d.undrains, test.over)
+		}
+	}
+}
+
 // takenRack is a rack on which another controller attaches the disk to another instance just before this one does.
 type takenRack struct {
 	Rack

@@ -84,7 +84,10 @@ func (r *Restarts) Withdraw(
 	instanceID, restartID string,
 ) (reply metadata.RestartReply, err error) {
 	name, err := r.nodeName(ctx, instanceID)
-	if err != nil {
+	if errors.Is(err, metadata.ErrConflict) {
+		name, err = r.markedNode(ctx, restartAnnotation, restartID)
+	}
+	if err != nil || name == "" {
 		return metadata.RestartReply{}, err
 	}
 	err = r.patchUnchanged(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
@@ -120,23 +123,28 @@ func (r *Restarts) patchMarked(
 	what, instanceID, annotation, restartID string,
 	patch func(node) map[string]any,
 ) error {
-	marked := func(n node) bool { return n.Annotations[annotation] == restartID }
 	name, err := r.lookUpNodeName(ctx, instanceID)
 	if errors.Is(err, metadata.ErrConflict) || err == nil && name == "" {
-		var names []string
-		if names, err = matches(ctx, r.client, nodes, marked); len(names) > 0 {
-			name = names[0] // a restart's request goes to one Node
-		}
+		name, err = r.markedNode(ctx, annotation, restartID)
 	}
 	if err != nil || name == "" {
 		return err
 	}
 	return r.patchUnchanged(ctx, what+name, name, func(n node) map[string]any {
-		if !marked(n) {
+		if n.Annotations[annotation] != restartID {
 			return nil
 		}
 		return patch(n)
 	})
+}
+
+// markedNode is the name of the Node whose annotation holds the ID of this restart, or empty. A restart marks one Node.
+func (r *Restarts) markedNode(ctx context.Context, annotation, restartID string) (string, error) {
+	names, err := matches(ctx, r.client, nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	return names[0], nil
 }
 
 // Report implements [metadata.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.

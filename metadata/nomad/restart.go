@@ -7,7 +7,6 @@ package nomad
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/url"
 	"slices"
 	"sync"
@@ -350,7 +349,7 @@ func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID stri
 	defer n.mu.Unlock()
 	last := n.lastSeen[instanceID]
 	found := healthy
-	if len(healthy) == 0 && (last == "" || !slices.Contains(others, last)) {
+	if len(healthy) == 0 && last == "" {
 		found = others
 	}
 	switch len(found) {
@@ -370,8 +369,8 @@ func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID stri
 	}
 }
 
-// searchNodeIDs are the IDs of the nodes whose node plugin reports this instance. Nomad keeps the plugin of a client
-// that is gone for a day, as unhealthy.
+// searchNodeIDs are the IDs of the nodes whose node plugin reports this instance. Nomad forgets the plugin of a client
+// that is down, and keeps one that does not answer, as unhealthy.
 func (o Options) searchNodeIDs(ctx context.Context, instanceID string) (healthy, others []string, err error) {
 	what := "look for instance " + instanceID
 	var plugins []struct{ ID, Provider string }
@@ -386,8 +385,8 @@ func (o Options) searchNodeIDs(ctx context.Context, instanceID string) (healthy,
 		if err := o.query(ctx, what, "/v1/plugin/csi/"+url.PathEscape(p.ID), 0, &plugin, nil); err != nil {
 			return nil, nil, err
 		}
-		for _, node := range slices.Sorted(maps.Keys(plugin.Nodes)) {
-			switch found := plugin.Nodes[node]; {
+		for node, found := range plugin.Nodes {
+			switch {
 			case found.NodeInfo.ID != instanceID:
 			case found.Healthy:
 				healthy = append(healthy, node)
@@ -396,5 +395,8 @@ func (o Options) searchNodeIDs(ctx context.Context, instanceID string) (healthy,
 			}
 		}
 	}
-	return healthy, others, nil
+	// A client can have several plugins of this driver.
+	slices.Sort(healthy)
+	slices.Sort(others)
+	return slices.Compact(healthy), slices.Compact(others), nil
 }

@@ -164,8 +164,9 @@ func (r *region) handle(q *http.Request, local string) (status int, answer any) 
 		return http.StatusOK, []object{
 			{"ID": "other", "Provider": "other.example"},
 			{"ID": "oxide", "Provider": "csi.oxide.computer"},
+			{"ID": "monolith", "Provider": "csi.oxide.computer"},
 		}
-	case q.URL.Path == "/v1/plugin/csi/oxide":
+	case q.URL.Path == "/v1/plugin/csi/oxide", q.URL.Path == "/v1/plugin/csi/monolith":
 		nodes := object{}
 		for node, instance := range r.instances {
 			nodes[node] = object{"NodeInfo": object{"ID": instance}, "Healthy": !r.unhealthy[node]}
@@ -495,7 +496,11 @@ func TestNodeOfAnInstance(t *testing.T) {
 		"two healthy":                         {unhealthy(), true, ""},
 		"two that are not healthy":            {unhealthy(nodeA, nodeB), false, ""},
 		"two, one of them seen before":        {unhealthy(nodeA, nodeB), true, nodeA},
-		"none, but seen before":               {func(r *region) { delete(r.instances, nodeA) }, true, nodeA},
+		"another that is not healthy": {func(r *region) {
+			delete(r.instances, nodeA)
+			r.instances[nodeB], r.unhealthy = idA, map[string]bool{nodeB: true}
+		}, true, nodeA},
+		"none, but seen before": {func(r *region) { delete(r.instances, nodeA) }, true, nodeA},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegion(t)
