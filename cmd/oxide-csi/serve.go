@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,6 +54,8 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 			cfg.Endpoint,
 		)
 	}
+	var current atomic.Pointer[socket.Listener]
+	current.Store(listener)
 	readiness := &core.Readiness{}
 	registration := newRegistration(cfg, log)
 	measured := newMetrics(cfg)
@@ -61,7 +64,8 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		return errors.Join(err, listener.Close())
 	}
 	if cfg.HTTPEndpoint != "" {
-		closeHTTP, err := serveHTTP(cfg, listener.CheckLive, built.checks, measured, log)
+		live := func(ctx context.Context) error { return current.Load().CheckLive(ctx) }
+		closeHTTP, err := serveHTTP(cfg, live, built.checks, measured, log)
 		if err != nil {
 			return errors.Join(err, listener.Close())
 		}
@@ -70,9 +74,14 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	server := core.NewServer(built.server)
 	served := make(chan error, 1)
 	// The server is no background task: after a second signal the process does not wait for it.
-	go func() { served <- server.Serve(listener) }()
+	serveOn := func(listener *socket.Listener) {
+		if err := server.Serve(listener); listener == current.Load() { // otherwise another has taken its place
+			served <- err
+		}
+	}
+	go serveOn(listener)
 	lost := make(chan error, 1)
-	background.run("check the socket", func() { lost <- watchSocket(ctx, listener) })
+	background.run("check the socket", func() { lost <- keepSocket(ctx, cfg.Endpoint, &current, serveOn, log) })
 	background.run("tell systemd", func() { notifySystemd(ctx, readiness, built.checks, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	stop := func() {
@@ -102,14 +111,21 @@ func catchSignals() (signals <-chan os.Signal, release func()) {
 
 const (
 	// socketInterval is the time between two checks of the socket's file.
-	socketInterval = 5 * time.Second
+	socketInterval = time.Second
 	// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a
 	// disk may never end.
 	lostTimeout = 30 * time.Second
 )
 
-// watchSocket returns an error when the socket's file was removed or replaced, and nil when ctx ends.
-func watchSocket(ctx context.Context, listener *socket.Listener) error {
+// keepSocket makes the socket again when its file was removed, and serves on it. It returns an error when it cannot,
+// for example because another process listens there, and nil when ctx ends.
+func keepSocket(
+	ctx context.Context,
+	endpoint string,
+	current *atomic.Pointer[socket.Listener],
+	serveOn func(*socket.Listener),
+	log *slog.Logger,
+) error {
 	ticker := time.NewTicker(socketInterval)
 	defer ticker.Stop()
 	for {
@@ -117,9 +133,21 @@ func watchSocket(ctx context.Context, listener *socket.Listener) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if err := listener.CheckFile(); err != nil {
-				return err
-			}
+		}
+		lost := current.Load()
+		reason := lost.CheckFile()
+		if reason == nil {
+			continue
+		}
+		made, err := socket.Listen(endpoint)
+		if err != nil {
+			return fmt.Errorf("%w; it cannot be made again: %w", reason, err)
+		}
+		log.Warn("made the socket again", "reason", reason)
+		current.Store(made)
+		go serveOn(made)
+		if err := lost.Close(); err != nil {
+			log.Warn("could not close the lost socket", "error", err)
 		}
 	}
 }

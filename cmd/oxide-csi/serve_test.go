@@ -304,14 +304,56 @@ func TestStartReplacesTheSocketOfAKilledPlugin(t *testing.T) {
 	}
 }
 
-// A plugin whose socket was removed ends with an error, so that it is started again and makes its socket.
+// A socket that was removed is made again at once. Calls in flight go on, and new ones are answered.
+func TestSocketIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	sim, addr := startSim(t), freePort(t)
+	plugin := startPlugin(t, simtest.PluginOptions{
+		Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
+	})
+	_, err := sim.Inject(t.Context(), simtest.Fault{
+		Operation: "disk_create", Kind: simtest.FaultDelay, DelayMillis: 3000, Count: new(1),
+	})
+	must(t, err)
+	inFlight := make(chan error, 1)
+	go func() {
+		_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
+		inFlight <- err
+	}()
+	for range 2 {
+		must(t, os.Remove(plugin.Socket))
+		eventually(t, "the socket is there again", func() bool {
+			if _, err := os.Lstat(plugin.Socket); err != nil {
+				return false
+			}
+			code, _ := get(t, "http://"+addr+"/livez")
+			return code == http.StatusOK
+		})
+		conn, err := grpc.NewClient("unix://"+plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		must(t, err)
+		_, err = csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+		must(t, errors.Join(err, conn.Close()))
+	}
+	must(t, <-inFlight)
+	must(t, plugin.Stop())
+	if _, err := os.Lstat(plugin.Socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the end the socket is left: %v", err)
+	}
+}
+
+// A plugin whose socket was replaced by something else ends, and leaves it alone.
 func TestPluginEndsWithoutItsSocket(t *testing.T) {
 	t.Parallel()
 	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: startSim(t)})
-	must(t, os.Remove(plugin.Socket))
+	precious := plugin.Socket + ".new"
+	must(t, os.WriteFile(precious, []byte("precious"), 0o600))
+	must(t, os.Rename(precious, plugin.Socket))
 	code, err := plugin.ExitCode(within(t, time.Minute))
 	if err != nil || code != 1 || !strings.Contains(plugin.Stderr().String(), plugin.Socket+" was removed or replaced") {
 		t.Errorf("exit code %d, %v: %s", code, err, plugin.Stderr())
+	}
+	if content, err := os.ReadFile(plugin.Socket); err != nil || string(content) != "precious" {
+		t.Errorf("%q, %v", content, err)
 	}
 }
 

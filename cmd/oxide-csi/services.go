@@ -179,9 +179,9 @@ const (
 )
 
 // watchRack checks whether the rack can be used as configured: it negotiates the API version and reads the project. It
-// repeats a check that failed, and checks again when the rack denies a call later: a token can expire, and a role can be
-// taken away. So a wrong host, token or project is logged and shown on /readyz, at the start before the first volume is
-// created. A known project also proves that a later 404 of a disk means that the disk does not exist.
+// repeats a check that failed, and checks again when the rack denies a call later: a token can expire, and a role can
+// be taken away. So a wrong host, token or project is logged and shown on /readyz, at the start before the first volume
+// is created. A known project also proves that a later 404 of a disk means that the disk does not exist.
 //
 // The plugin serves meanwhile, and [core.Identity.Probe] says that it is ready: with several racks the others work, and
 // an RPC's error tells its caller more than a plugin that does not answer.

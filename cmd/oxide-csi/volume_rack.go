@@ -277,7 +277,10 @@ func printVolume(w io.Writer, v client.Volume) {
 
 // attachmentText says where a volume is attached.
 func attachmentText(v client.Volume) string {
-	if v.NodeID == "" {
+	switch {
+	case v.NodeID == "" && v.StillOn != nil && !v.Planned():
+		return "unpublished; its detach from " + nodeText(v.StillOn.NodeName, v.StillOn.NodeID) + " is deferred"
+	case v.NodeID == "":
 		return "not attached"
 	}
 	return "attached to " + nodeText(v.NodeName, v.NodeID)

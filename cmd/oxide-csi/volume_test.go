@@ -481,6 +481,29 @@ func TestDetachThatAnotherProcessCarriesOut(t *testing.T) {
 	}
 }
 
+// After an unpublish show says that the node still has the disk.
+func TestShowOfADeferredDetach(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), args: []string{"--detach-grace=1m"}}
+	h.start(t, false, "--instances=node-a,node-b")
+	id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+	h.ok(t, "volume", "attach", id, "--node=node-b")
+	node := h.sim.Instances[1].ID
+	_, err := h.controller.ControllerUnpublishVolume(
+		t.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node},
+	)
+	must(t, err)
+	want := "unpublished; its detach from node node-b (" + node + ") is deferred"
+	if shown := h.ok(t, "volume", "show", "data"); !strings.Contains(shown, want) {
+		t.Errorf("show says %s, want %q", shown, want)
+	}
+	h.ok(t, "volume", "detach", id, "--node=node-b", "--unmounted")
+	if shown := h.ok(t, "volume", "show", "data"); !strings.Contains(shown, "not attached") {
+		t.Errorf("after the detach show says %s", shown)
+	}
+}
+
 // A mount that fails leaves nothing staged, unless the volume was staged before.
 func TestFailedMountIsUnstaged(t *testing.T) {
 	t.Parallel()

@@ -49,7 +49,7 @@ func (d detailsOf) addVolume(c *Service, disk rack.Disk) {
 		return
 	}
 	details := c.describe(diskname.Volume, disk.Description)
-	details.Created = disk.Created
+	details.Created, details.Holder = disk.Created, disk.InstanceID
 	d[disk.VolumeID] = details
 }
 

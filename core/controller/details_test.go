@@ -87,7 +87,7 @@ func TestDetails(t *testing.T) {
 	}
 	boot := map[string]rpc.Details{volume: ofVolume[volume]}
 	for _, id := range r.bootDisks(t) {
-		boot[id] = rpc.Details{}
+		boot[id] = rpc.Details{Holder: r.Holder(t, id)}
 	}
 	for _, test := range []struct {
 		name string

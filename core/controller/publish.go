@@ -287,11 +287,12 @@ func (c rackController) instanceFullError(
 	}
 	if refused && len(disks) < c.maxDisks {
 		return rpc.ResourceExhausted(
-			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, for controllers and nodes",
+			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, %d, for controllers and nodes",
 			instanceID,
 			len(disks),
 			c.rack.Name(),
 			c.maxDisks,
+			len(disks),
 		)
 	}
 	return rpc.ResourceExhausted(

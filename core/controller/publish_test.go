@@ -191,7 +191,7 @@ func TestPublishToAFullInstance(t *testing.T) {
 		mentions, logged string
 	}{
 		{"by --max-disks", 3, 12, "has 3 disks, its boot disk included, and takes no more, because --max-disks is 3", ""},
-		{"by the rack's limit", 12, 3, "allows fewer than --max-disks=12", "cannot attach more than 3 disks to instance"},
+		{"by the rack's limit", 12, 3, "allows fewer than --max-disks=12: set it to the rack's limit, 3,", "cannot attach more than 3 disks to instance"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			log := &simtest.Output{}

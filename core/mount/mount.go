@@ -217,7 +217,7 @@ func Resolve(path string) (string, error) {
 	return resolved, nil
 }
 
-// ResolveExisting is like [Resolve], but it also resolves a path whose parent folders are missing, as far as they exist.
+// ResolveExisting is like [Resolve], but also resolves a path whose parent folders are missing, as far as they exist.
 func ResolveExisting(path string) string {
 	folder, rest := filepath.Split(filepath.Clean(path))
 	for {

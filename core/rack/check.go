@@ -10,8 +10,8 @@ import (
 	"fmt"
 )
 
-// Check verifies that the rack can be used as configured, and returns the project's ID. It asks the rack for the project
-// each time. Its error is one sentence that ends with the next step.
+// Check verifies that the rack can be used as configured, and returns the project's ID. It asks the rack for the
+// project each time. Its error is one sentence that ends with the next step.
 func (c *Client) Check(ctx context.Context) (projectID string, err error) {
 	_, err = c.versions.version(ctx, c.host)
 	switch {

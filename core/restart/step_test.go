@@ -124,7 +124,13 @@ func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
 			t.Errorf("%s after the plan: %v", test.age, err)
 		}
 		if len(r.erased) != test.over || d.undrains != test.over {
-			t.Errorf("%s after the plan: %d records erased, %d undrains, want %d", test.age, len(r.erased), d.undrains, test.over)
+			t.Errorf(
+				"%s after the plan: %d records erased, %d undrains, want %d",
+				test.age,
+				len(r.erased),
+				d.undrains,
+				test.over,
+			)
 		}
 	}
 }

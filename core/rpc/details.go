@@ -17,6 +17,9 @@ type Details struct {
 	Claim string `json:"claim,omitempty"`
 	// RackName is the name of a snapshot on the rack. That of a disk is in the volume context.
 	RackName string `json:"rackName,omitempty"`
+	// Holder is the instance that has a volume's disk, or empty. It has the disk also after an unpublish, until the
+	// deferred detach.
+	Holder string `json:"holder,omitempty"`
 	// Created is by the rack's clock.
 	Created time.Time `json:"created,omitzero"`
 }

@@ -1,7 +1,8 @@
 # An S3 gateway on a CSI volume. Nomad knows no COSI: make buckets and users with versitygw admin.
 #
 # Make the volume first, from volumes/create.volume.hcl with id and name "buckets", fs_type "xfs", and owner and group 65534.
-# Put the root keys into a variable that only this job may read:
+# Put the root keys into a variable that jobs of this name may read. So everyone with the capability submit-job in this
+# namespace reaches the keys, by a job named "buckets" (docs/explanation/threat-model.md):
 #
 #   openssl rand -base64 30 | tr -d '\n' | nomad var put -out=none nomad/jobs/buckets access_key=root secret_key=-
 #

@@ -75,9 +75,9 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 // ineligible is the scheduling eligibility of a node that gets no new work.
 const ineligible = "ineligible"
 
-// Undrain implements [metadata.Drainer]. It finds the node also by the key that Drain has written: the node plugin there
-// may not be known, or another node may be this instance now. If there is no such node, it was purged, and nothing is
-// left to do.
+// Undrain implements [metadata.Drainer]. It finds the node also by the key that Drain has written: the node plugin
+// there may not be known, or another node may be this instance now. If there is no such node, it was purged, and
+// nothing is left to do.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
 	id, err := r.lookUpNodeID(ctx, r.options, instanceID)
 	if err != nil && !errors.Is(err, metadata.ErrConflict) {

@@ -455,12 +455,19 @@ func (m *machine) mountedAs(path, filesystem, option string) {
 	m.t.Errorf("%s is not mounted", path)
 }
 
-// killed checks that a plugin that was killed, or has lost its socket, is started again, and that its mounts survive.
+// killed checks that a plugin that was killed is started again, that one that has lost its socket makes it again, and
+// that mounts survive.
 func (m *machine) killed() {
 	v := m.mount("ext4")
 	for _, service := range []string{"controller", "node"} {
 		m.startedAgain(service, func() { m.run("systemctl", "kill", "--signal=KILL", "oxide-csi-"+service) })
-		m.startedAgain(service, func() { must(m.t, os.Remove(m.in("/run/oxide-csi/"+service+"/csi.sock"))) })
+		before, path := m.property("oxide-csi-"+service, "MainPID"), m.in("/run/oxide-csi/"+service+"/csi.sock")
+		must(m.t, os.Remove(path))
+		m.eventually(service+" has its socket again", func() bool { _, err := os.Lstat(path); return err == nil })
+		m.dial(service)
+		if now := m.property("oxide-csi-"+service, "MainPID"); now != before {
+			m.t.Errorf("%s was started again for its socket", service)
+		}
 	}
 	m.mounted(v, true)
 	m.unmount(v)
@@ -498,6 +505,10 @@ func (m *machine) unit() {
 		m.t.Errorf("after a restart of the unit the file holds %q: %v", text, err)
 	}
 	m.mountedAs(v.target, "xfs", "noatime")
+	m.write("/etc/oxide-csi/volumes/data.env",
+		"TARGET=/srv/by-hand\nMOUNT_FLAGS=--fs-type=xfs --option=noatime --read-only\n", 0o640)
+	m.run("systemctl", "restart", "oxide-volume@data")
+	m.mountedAs(v.target, "xfs", "ro")
 	m.run("systemctl", "disable", "--now", "oxide-volume@data")
 	m.mounted(v, false)
 	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")

@@ -85,6 +85,12 @@ func IsWorthWaiting(err error) bool {
 	return failure.rackFailed || ExitCode(err) == exitNotReady
 }
 
+// isDenied reports whether the plugin answered that the rack denies its calls, which says nothing about the volume.
+func isDenied(err error) bool {
+	var failure *Error
+	return errors.As(err, &failure) && failure.unreachable == nil && ExitCode(err) == exitNotAllowed
+}
+
 func isNotFound(err error) bool {
 	var failure *Error
 	return errors.As(err, &failure) && failure.Code == codes.NotFound

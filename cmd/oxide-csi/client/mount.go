@@ -54,15 +54,15 @@ type MountOptions struct {
 const stagingMode = 0o700
 
 // Mount stages a volume that is attached to this node, and publishes it at the target. If it fails, it unstages a
-// volume that it has staged. If the controller is not ready, and this node has mounted the volume before and has its
-// disk, it mounts the filesystem that the plugin made there then.
+// volume that it has staged. If the controller is not ready or the rack denies its calls, and this node has mounted the
+// volume before and has its disk, it mounts the filesystem that the plugin made there then.
 func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
 	if err := checkParent(opts.Target); err != nil {
 		return Mounted{TargetPath: opts.Target}, err
 	}
 	attachment, err := c.attachmentToMount(ctx, text, opts)
 	noController := ""
-	if IsWorthWaiting(err) && !opts.NeedsController {
+	if (IsWorthWaiting(err) || isDenied(err)) && !opts.NeedsController {
 		if earlier, ok := c.keptAttachment(ctx, text); ok {
 			attachment, noController, err = earlier, err.Error(), nil
 			ctx = onlyOwnFilesystem(ctx)

@@ -45,8 +45,10 @@ type Volume struct {
 	NodeName string `json:"nodeName,omitempty"`
 	// Mounts are the paths at which the volume is mounted on this host; see [Client.SetMounts].
 	Mounts []string `json:"mounts,omitempty"`
-	// WaitsFor is the restart that the volume waits for. StillOn is the restart that removes the disk from a node after
-	// the volume was detached. Both are nil in attach mode hot.
+	// WaitsFor is the restart that the volume waits for. It is nil in attach mode hot.
+	//
+	// StillOn is the node that still has the disk of an unpublished volume. In attach mode hot it has no restart: the
+	// disk is detached after the grace period.
 	WaitsFor *PendingAttach `json:"waitsFor,omitempty"`
 	StillOn  *Restart       `json:"stillOn,omitempty"`
 	// Health lists the volume's problems. It is nil if the plugin was not asked.
@@ -83,6 +85,9 @@ func toVolume(v *csi.Volume, nodes []string) Volume {
 func (v *Volume) setDetails(details map[string]rpc.Details) {
 	d := details[v.ID]
 	v.Name, v.Cluster, v.Claim, v.Created = d.Name, d.Cluster, d.Claim, d.Created
+	if d.Holder != "" && v.NodeID == "" {
+		v.StillOn = &Restart{NodeID: d.Holder}
+	}
 }
 
 // setNodeNames sets the names of the nodes that the volume's fields have by ID.

@@ -67,7 +67,7 @@ capabilities:
 
 {{/*
 Liveness checks only that the plugin answers on its socket. A restart would neither repair a rack nor find the instance. A
-plugin that hangs is restarted within two minutes: after four probes and the time to end.
+plugin that hangs is restarted within two minutes: after three probes and the time to end.
 */}}
 {{- define "oxide-csi.liveness" -}}
 livenessProbe:
@@ -76,7 +76,7 @@ livenessProbe:
     port: http
   periodSeconds: 20
   timeoutSeconds: 10
-  failureThreshold: 4
+  failureThreshold: 3
   terminationGracePeriodSeconds: 30
 {{- end }}
 
