@@ -322,13 +322,15 @@ func TestSocketIsMadeAgain(t *testing.T) {
 	}()
 	for range 2 {
 		must(t, os.Remove(plugin.Socket))
-		eventually(t, "the socket is there again", func() bool {
-			if _, err := os.Lstat(plugin.Socket); err != nil {
-				return false
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			_, err := os.Lstat(plugin.Socket)
+			if code, _ := get(t, "http://"+addr+"/livez"); err == nil && code == http.StatusOK {
+				break
 			}
-			code, _ := get(t, "http://"+addr+"/livez")
-			return code == http.StatusOK
-		})
+			if time.Now().After(deadline) {
+				t.Fatalf("the socket is not there again: %v: %s", err, plugin.Stderr())
+			}
+		}
 		conn, err := grpc.NewClient("unix://"+plugin.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		must(t, err)
 		_, err = csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})

@@ -68,6 +68,32 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A check asks the rack each time. A call that the rack denies calls for a check, and another call does not.
+func TestCheckAfterADenial(t *testing.T) {
+	token := testToken
+	r := newRig(t, simrack.Options{}, func(cfg *Config) { cfg.Token = func() (string, error) { return token, nil } })
+	denied := func() bool {
+		select {
+		case <-r.Denied():
+			return true
+		default:
+			return false
+		}
+	}
+	_, err := r.Check(t.Context())
+	must(t, err)
+	if _, err := r.Disk(t.Context(), "00000000-0000-4000-8000-000000000000"); !errors.Is(err, ErrNotFound) || denied() {
+		t.Errorf("a look at no disk: %v, or it counts as denied", err)
+	}
+	token = "oxide-token-revoked"
+	if _, err := r.Instances(t.Context()); !errors.Is(err, ErrUnauthenticated) || !denied() {
+		t.Errorf("a call with a revoked token: %v, or it does not count as denied", err)
+	}
+	if _, err := r.Check(t.Context()); !errors.Is(err, ErrUnauthenticated) {
+		t.Errorf("a check with a revoked token: %v", err)
+	}
+}
+
 // A cancelled check returns the context's error.
 func TestCheckCancelled(t *testing.T) {
 	r := newRig(t, simrack.Options{})
