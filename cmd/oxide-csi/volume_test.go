@@ -434,7 +434,7 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	h.ok(t, "volume", "detach", id, "--node="+node) // the volume is not attached there
 	h.ok(t, "volume", "attach", id, "--node="+strings.ToUpper(node))
 	h.ok(t, "volume", "attach", "far", "--node=node-b")
-	where := "attached to node " + node
+	where := "attached to node node-b (" + node + ")"
 	if message := h.fails(t, 5, "volume", "mount", id, h.dir+"/data"); !strings.Contains(message, where) {
 		t.Errorf("the message does not name the node: %s", message)
 	}

@@ -223,7 +223,7 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 		if strings.EqualFold(holder, node) {
 			return c.publish(ctx, id, node)
 		}
-		where = "attached to node " + holder
+		where = "attached to " + c.nodeText(ctx, id, holder)
 	}
 	return Attachment{}, failed(
 		codes.FailedPrecondition,

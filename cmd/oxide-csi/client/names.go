@@ -130,6 +130,17 @@ func (c *Client) snapshotID(ctx context.Context, text string) (string, error) {
 	return found.id()
 }
 
+// nodeText is a node for an error of a volume: the name of its instance and its ID, or the ID alone if the controller
+// tells no names.
+func (c *Client) nodeText(ctx context.Context, volumeID, nodeID string) string {
+	asking, option, decode := askNodeNames(ctx)
+	_, _ = c.getVolume(asking, volumeID, option) // also an error's answer has the names
+	if names, err := decode(); err == nil && names[nodeID] != "" {
+		return "node " + names[nodeID] + " (" + nodeID + ")"
+	}
+	return "node " + nodeID
+}
+
 // thisNode returns the ID of this node, which its node plugin knows.
 func (c *Client) thisNode(ctx context.Context) (string, error) {
 	info, err := c.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})

@@ -392,7 +392,8 @@ func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64)
 		}
 		for _, node := range got.GetStatus().GetPublishedNodeIds() {
 			return Expanded{}, failed(
-				codes.FailedPrecondition, "volume %s is attached to node %s and is not expanded: detach the volume first", id, node)
+				codes.FailedPrecondition, "volume %s is attached to %s and is not expanded: detach the volume first", id,
+				c.nodeText(ctx, id, node))
 		}
 	}
 	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
@@ -519,9 +520,9 @@ func (c *Client) checkHolder(ctx context.Context, wanted Detachment, unmounted b
 	case len(holders) > 0 && !here:
 		return failed(
 			codes.FailedPrecondition,
-			"volume %s is attached to node %s, not to node %s: detach it there, or name that node with --node",
+			"volume %s is attached to %s, not to node %s: detach it there, or name that node with --node",
 			wanted.VolumeID,
-			holders[0],
+			c.nodeText(ctx, wanted.VolumeID, holders[0]),
 			wanted.NodeID,
 		)
 	case here && !unmounted:
