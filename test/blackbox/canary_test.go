@@ -350,7 +350,7 @@ func TestCanary(t *testing.T) {
 			for where, want := range map[string][]string{
 				"stderr": {volume.GetVolumeId(), "canary-" + format, "stripped", "credentials missing or invalid"},
 				"gRPC":   {volume.GetVolumeId(), "credentials missing or invalid", "/csi.v1.Controller/CreateSnapshot"},
-				"HTTP":   {"/readyz ok", "--oxide-project=demo", "goroutine ", "heap profile"},
+				"HTTP":   {"/readyz ", "--oxide-project=demo", "goroutine ", "heap profile"},
 			} {
 				for _, text := range want {
 					if !strings.Contains(e.all(where), text) {
