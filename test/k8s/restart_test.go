@@ -178,7 +178,7 @@ func (c *cluster) undrainable(t *testing.T) {
 	c.refused(
 		t,
 		c.a,
-		"it was not drained within 20s: [pod default/db-0 cannot be evicted yet: a PodDisruptionBudget allows no disruption",
+		"it was not drained within 20s: pod default/db-0 cannot be evicted yet: a PodDisruptionBudget allows no disruption",
 	)
 	c.uncordoned(t, c.a)
 	c.back(t, before, 0)
