@@ -43,16 +43,9 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	defer background.Wait()
 	defer cancel()
 
-	listener, err := socket.Listen(cfg.Endpoint)
+	listener, err := listen(cfg, log)
 	if err != nil {
 		return err
-	}
-	if listener.TookOver {
-		log.Warn(
-			"another process has the socket and does not answer: look for a plugin with a thread in state D, which waits for a disk",
-			"endpoint",
-			cfg.Endpoint,
-		)
 	}
 	var current atomic.Pointer[socket.Listener]
 	current.Store(listener)
@@ -93,6 +86,19 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// listen opens the plugin's socket.
+func listen(cfg config.Config, log *slog.Logger) (*socket.Listener, error) {
+	listener, err := socket.Listen(cfg.Endpoint)
+	if err == nil && listener.TookOver {
+		log.Warn(
+			"another process has the socket and does not answer: look for a plugin with a thread in state D, which waits for a disk",
+			"endpoint",
+			cfg.Endpoint,
+		)
+	}
+	return listener, err
 }
 
 // catchSignals returns the signals that stop the plugin. It also catches SIGPIPE, which nothing reads: otherwise a

@@ -300,14 +300,6 @@ func nameText(name, cluster, rackName string) string {
 	return name
 }
 
-// nodeText returns a node for a sentence: its name, if known, and its ID.
-func nodeText(name, id string) string {
-	if name == "" {
-		return "node " + id
-	}
-	return "node " + name + " (" + id + ")"
-}
-
 // note prints a text that is neither the result nor an error.
 func (b *storageCommands) note(text string) { fmt.Fprintln(b.stderr, "oxide-csi: "+text) }
 

@@ -279,11 +279,11 @@ func printVolume(w io.Writer, v client.Volume) {
 func attachmentText(v client.Volume) string {
 	switch {
 	case v.NodeID == "" && v.StillOn != nil && !v.Planned():
-		return "unpublished; its detach from " + nodeText(v.StillOn.NodeName, v.StillOn.NodeID) + " is deferred"
+		return "unpublished; its detach from " + client.NodeText(v.StillOn.NodeName, v.StillOn.NodeID) + " is deferred"
 	case v.NodeID == "":
 		return "not attached"
 	}
-	return "attached to " + nodeText(v.NodeName, v.NodeID)
+	return "attached to " + client.NodeText(v.NodeName, v.NodeID)
 }
 
 func (b *storageCommands) deleteVolume() *cobra.Command {

@@ -55,7 +55,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 		line(
 			w,
 			"waits:",
-			"to be attached to "+nodeText(pending.NodeName, pending.NodeID)+describeRequest(
+			"to be attached to "+client.NodeText(pending.NodeName, pending.NodeID)+describeRequest(
 				pending.RequestedSince,
 				pending.LastRequested,
 				pending.Problem,
@@ -73,7 +73,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 		line(
 			w,
 			"still on:",
-			nodeText(
+			client.NodeText(
 				detaching.NodeName,
 				detaching.NodeID,
 			)+", where it is no longer published: the next restart of that node detaches it",
@@ -85,7 +85,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 // printStatus prints the status of a restart, if the node needs one.
 func printStatus(w io.Writer, r client.Restart) {
 	if text := describeStatus(r.Reason, r.Message); text != "" {
-		line(w, "restart:", nodeText(r.NodeName, r.NodeID)+" "+text)
+		line(w, "restart:", client.NodeText(r.NodeName, r.NodeID)+" "+text)
 	}
 }
 

@@ -850,16 +850,13 @@ func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 		return
 	}
 	if _, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID); err != nil {
-		e.opts.Log.Warn(
-			"could not withdraw the shutdown request",
-			"node_id",
-			h.record.Instance,
-			"restart_id",
-			h.record.ID,
-			"error",
-			err.Error(),
-		)
+		e.warn(h, "could not withdraw the shutdown request", err)
 	}
+}
+
+// warn logs what could not be done for a restart that goes on all the same.
+func (e *Engine) warn(h *heldRestart, what string, err error) {
+	e.opts.Log.Warn(what, "node_id", h.record.Instance, "restart_id", h.record.ID, "error", err.Error())
 }
 
 // finish clears the request to the node plugin, allows new work on the node again, and ends the restart. It ends the
@@ -876,15 +873,7 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 		if !e.stageLasted(timerBack, h, backTimeout) {
 			return err
 		}
-		e.opts.Log.Warn(
-			"could not clear the shutdown request of a finished restart",
-			"node_id",
-			h.record.Instance,
-			"restart_id",
-			h.record.ID,
-			"error",
-			err.Error(),
-		)
+		e.warn(h, "could not clear the shutdown request of a finished restart", err)
 	}
 	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok {
 		if err := drainer.Undrain(ctx, h.record.Instance, h.record.ID); err != nil {

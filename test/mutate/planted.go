@@ -1428,11 +1428,11 @@ var planted = []bug{
 		original: "\t\tif !e.stageLasted(timerBack, h, backTimeout) {\n" +
 			"\t\t\treturn err\n" +
 			"\t\t}\n" +
-			"\t\te.opts.Log.Warn(",
+			"\t\te.warn(h, \"could not clear",
 		planted: "\t\tif h != nil {\n" +
 			"\t\t\treturn err\n" +
 			"\t\t}\n" +
-			"\t\te.opts.Log.Warn(",
+			"\t\te.warn(h, \"could not clear",
 		pkg:  "core/restart",
 		test: "TestDeletedNodeDoesNotBlockOtherRestarts",
 	},

@@ -135,10 +135,19 @@ func (c *Client) snapshotID(ctx context.Context, text string) (string, error) {
 func (c *Client) nodeText(ctx context.Context, volumeID, nodeID string) string {
 	asking, option, decode := askNodeNames(ctx)
 	_, _ = c.getVolume(asking, volumeID, option) // also an error's answer has the names
-	if names, err := decode(); err == nil && names[nodeID] != "" {
-		return "node " + names[nodeID] + " (" + nodeID + ")"
+	names, err := decode()
+	if err != nil {
+		return NodeText("", nodeID)
 	}
-	return "node " + nodeID
+	return NodeText(names[nodeID], nodeID)
+}
+
+// NodeText is a node for people: the name of its instance and its ID, or the ID alone if the name is empty.
+func NodeText(name, id string) string {
+	if name == "" {
+		return "node " + id
+	}
+	return "node " + name + " (" + id + ")"
 }
 
 // thisNode returns the ID of this node, which its node plugin knows.
