@@ -73,6 +73,9 @@ func (h handlerTransport) RoundTrip(req *http.Request) (resp *http.Response, err
 			panic(reason)
 		}
 	}()
+	if err := req.Context().Err(); err != nil {
+		return nil, err
+	}
 	if req.Body == nil {
 		req = req.Clone(req.Context())
 		req.Body = http.NoBody

@@ -20,10 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// detachWait is how long ControllerPublishVolume waits for the detach from another instance. Nomad sends one such RPC
-// at a time for all volumes of a cluster.
-const detachWait = 5 * time.Second
-
 // detachingPoll is the time between two looks at a disk that another process is detaching.
 const detachingPoll = 250 * time.Millisecond
 
@@ -151,8 +147,8 @@ func requestedNow(ctx context.Context) bool {
 }
 
 // detachElsewhere carries out the deferred detach of a disk from another instance, if there is one and its grace period
-// ends within [detachWait]. It does not wait for an instance without a guest. It returns the disk as it is then. The
-// error of a rack that detaches disks only from stopped instances is [rack.ErrNotStopped].
+// ends within [detach.MaxWait]. It does not wait for an instance without a guest. It returns the disk as it is then, or
+// [rack.ErrNotStopped] if the rack detaches disks only from stopped instances.
 func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	if !c.detacher.Timed() {
 		return disk, nil
@@ -172,7 +168,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 	if err != nil {
 		return disk, err
 	}
-	deadline := time.Now().Add(min(detachWait, rpc.WaitBudget(ctx)))
+	deadline := time.Now().Add(min(detach.MaxWait, rpc.WaitBudget(ctx)))
 	if left > time.Until(deadline) {
 		return disk, c.waitsForDetachError(disk, deferred, "then publish it again")
 	}
@@ -182,7 +178,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		case <-ctx.Done():
 			return disk, ctx.Err()
 		}
-		err := c.detacher.Detach(ctx, disk.VolumeID, disk.InstanceID)
+		err := c.detacher.DetachWithin(ctx, time.Until(deadline), disk.VolumeID, disk.InstanceID)
 		switch {
 		case err == nil, errors.Is(err, detach.ErrNotDeferred):
 			return c.rack.Disk(ctx, disk.VolumeID)

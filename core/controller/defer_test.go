@@ -28,6 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 const (
@@ -87,8 +88,10 @@ func (d *deferring) create(t *testing.T, name string) (volumeID string) {
 
 func (d *deferring) publish(t *testing.T, id, node string) error {
 	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context()) // as gRPC does after the answer
+	defer cancel()
 	_, err := d.service.ControllerPublishVolume(
-		t.Context(),
+		ctx,
 		&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: coretest.MountWriter()},
 	)
 	return err
@@ -413,6 +416,56 @@ func TestStoppedInstanceHoldsNothingUp(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A detach that takes long holds up no publish for longer than 5 s. It goes on, and a later publish finds a free disk.
+func TestSlowDetachElsewhere(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		d.runState(t, d.nodes[0], "stopped")
+		d.stop() // only the publish detaches
+		d.inject(t, simtest.Fault{
+			Operation: "instance_disk_detach", Kind: simtest.FaultDelay, DelayMillis: 12_000, Count: new(1),
+		})
+		for range 2 {
+			began := time.Now()
+			wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "is just being detached")
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("the publish took %s", took)
+			}
+			d.wantHolder(t, id, d.nodes[0])
+		}
+		wantRejected(t, d.publish(t, id, d.nodes[0]), codes.FailedPrecondition, "is just being detached")
+		time.Sleep(5 * time.Second)
+		d.wantHolder(t, id, "")
+		coretest.Must(t, d.publish(t, id, d.nodes[1]))
+		d.wantHolder(t, id, d.nodes[1])
+	})
+}
+
+// The same holds for an unpublish that detaches. A publish elsewhere meanwhile waits for the detach.
+func TestSlowDetachOfAnUnpublish(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.runState(t, d.nodes[0], "stopped")
+		d.inject(t, simtest.Fault{
+			Operation: "instance_disk_detach", Kind: simtest.FaultDelay, DelayMillis: 12_000, Count: new(1),
+		})
+		began := time.Now()
+		d.unpublish(t, id, d.nodes[0])
+		if took := time.Since(began); took > 10*time.Second { // two calls
+			t.Errorf("the unpublish took %s", took)
+		}
+		if got := d.publishedOn(t, id); len(got) > 0 {
+			t.Errorf("the unpublished volume is shown on %v", got)
+		}
+		time.Sleep(5 * time.Second)
+		d.wantHolder(t, id, "")
+		coretest.Must(t, d.publish(t, id, d.nodes[1]))
+	})
 }
 
 // A slot whose disk is detached soon is worth waiting for.

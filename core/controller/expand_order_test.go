@@ -88,7 +88,7 @@ type growthActor struct {
 	fault growthFault
 	sent  int
 	ended atomic.Bool
-	free  bool
+	free  atomic.Bool
 }
 
 // growthFault is what happens at one request of an actor.
@@ -114,7 +114,7 @@ func (a *growthActor) RoundTrip(req *http.Request) (*http.Response, error) {
 	if a.ended.Load() {
 		return nil, errEnded
 	}
-	if !a.free {
+	if !a.free.Load() {
 		a.next <- a
 		<-a.turn
 	}
@@ -371,18 +371,17 @@ func (g *growth) actor(name string, next chan<- *growthActor) *growthActor {
 		next:   next,
 		turn:   make(chan struct{}),
 		fault:  growthFault{at: -1},
-		free:   next == nil,
 	}
 	client, err := rack.New(rack.Config{
 		Name: "default", Host: "http://rack", Project: coretest.Project, Token: rack.FixedToken(coretest.Token),
 		HTTPClient: &http.Client{Transport: a}, LostAnswerWait: time.Nanosecond,
 	})
 	coretest.Must(g.t, err)
-	free := a.free
-	a.free = true
+	a.free.Store(true)
 	_, err = client.ProjectID(context.Background()) // the plugin asks when it starts
 	coretest.Must(g.t, err)
-	a.free, a.sent = free, 0
+	a.sent = 0
+	a.free.Store(next == nil)
 	a.service = controller.New(controller.Options{
 		Racks: []*rack.Client{client}, Cluster: coretest.Cluster, MaxDisks: 8, Log: coretest.DiscardLog(),
 		TemporaryAge: time.Hour, DetachGrace: g.grace,
@@ -544,51 +543,90 @@ func runOrder(t *testing.T, e explored, choose func(waiting []string, last strin
 
 func runInBubble(t *testing.T, e explored, choose func(waiting []string, last string) string) (faulty bool) {
 	g := newGrowth(t, 0, e.earlier, e.grace)
-	next, done := make(chan *growthActor), make(chan string)
-	var actors []*growthActor
+	turns := schedule{
+		next: make(chan *growthActor), done: make(chan *growthActor),
+		waiting: map[*growthActor]int{}, ended: map[*growthActor]bool{},
+	}
 	for i, story := range e.stories {
-		a := g.actor(story, next)
+		a := g.actor(story, turns.next)
 		if i == 0 {
 			a.fault = e.fault
 		}
-		actors = append(actors, a)
+		turns.actors = append(turns.actors, a)
 	}
-	for _, a := range actors {
+	for _, a := range turns.actors {
 		go func() {
 			growthStories[a.name](a)
-			done <- a.name
+			turns.done <- a
 		}()
 	}
-	waiting, ended, last := map[string]*growthActor{}, 0, ""
-	for ended < len(actors) {
-		for len(waiting)+ended < len(actors) {
-			select {
-			case a := <-next:
-				waiting[a.name] = a
-			case <-done:
-				ended++
-			}
-		}
-		if len(waiting) == 0 {
+	for last := ""; ; {
+		names := turns.wait()
+		if len(names) == 0 {
 			break
 		}
-		var names []string
-		for _, story := range e.stories {
-			if waiting[story] != nil {
-				names = append(names, story)
-			}
-		}
 		last = choose(names, last)
-		a := waiting[last]
-		delete(waiting, last)
-		a.turn <- struct{}{}
+		turns.give(last)
 	}
-	faulty = actors[0].sent > e.fault.at
+	for _, a := range turns.actors {
+		a.free.Store(true)
+	}
+	faulty = turns.actors[0].sent > e.fault.at
 	g.conclude(e.fault.kind == endsSwept)
 	if g.broken != "" {
 		t.Fatalf("%s: %v, fault %v:\n%s", g.broken, e.stories, e.fault, strings.Join(g.log, "\n"))
 	}
 	return faulty
+}
+
+// schedule gives turns to actors.
+type schedule struct {
+	actors     []*growthActor
+	next, done chan *growthActor
+	// waiting counts the requests that wait for their turn. An actor has two if it detaches a disk in the background.
+	waiting map[*growthActor]int
+	// ended has the actors whose stories have ended.
+	ended map[*growthActor]bool
+}
+
+// wait waits until every actor waits for its turn or has ended its story, and returns the names of those that wait.
+// Meanwhile time may pass.
+func (s *schedule) wait() (waiting []string) {
+	for {
+		synctest.Wait()
+		for more := true; more; {
+			select {
+			case a := <-s.next:
+				s.waiting[a]++
+			case a := <-s.done:
+				s.ended[a] = true
+			default:
+				more = false
+			}
+		}
+		if !slices.ContainsFunc(s.actors, func(a *growthActor) bool { return s.waiting[a] == 0 && !s.ended[a] }) {
+			break
+		}
+		select {
+		case a := <-s.next:
+			s.waiting[a]++
+		case a := <-s.done:
+			s.ended[a] = true
+		}
+	}
+	for _, a := range s.actors {
+		if s.waiting[a] > 0 {
+			waiting = append(waiting, a.name)
+		}
+	}
+	return waiting
+}
+
+// give gives a turn to an actor that waits.
+func (s *schedule) give(name string) {
+	a := s.actors[slices.IndexFunc(s.actors, func(a *growthActor) bool { return a.name == name })]
+	s.waiting[a]--
+	a.turn <- struct{}{}
 }
 
 // conclude uses the volume with a new controller, as an orchestrator does that repeats its calls.
@@ -659,7 +697,8 @@ func (g *growth) concludeDeleted(a *growthActor) {
 	settling := append(g.actors, g.actor("new", nil), g.deletedBy)
 	for _, other := range settling {
 		if !other.ended.Load() {
-			other.free, other.fault = true, growthFault{at: -1}
+			other.fault = growthFault{at: -1}
+			other.free.Store(true)
 			other.mustSucceed("settle", func() error { return other.service.SettleNow(other.ctx) })
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Rack is the part of [rack.Client] that a [Detacher] uses.
@@ -45,6 +46,10 @@ var (
 	errUnanswered = errors.New("the rack has not answered yet")
 )
 
+// MaxWait is how long an RPC of an orchestrator waits for the detach of one disk. Nomad sends one RPC at a time for all
+// volumes of a cluster.
+const MaxWait = 5 * time.Second
+
 const (
 	// repetitionTime is how long a deferred detach that is over is remembered. Nomad repeats the unpublish of an old
 	// allocation when that allocation's client comes back, and when it collects the allocation's claim (each 5 minutes).
@@ -53,8 +58,8 @@ const (
 	// for the rack's answer.
 	detachTime = 30 * time.Second
 	// A process that uses a record again which was over looks so often, and with this pause, whether another process is
-	// deleting it. That takes two calls of the rack.
-	keptLooks = 10
+	// deleting it, which takes two calls of the rack. It looks no longer than [MaxWait].
+	keptLooks = 5
 	keptPause = time.Second
 	// detachingLifetime is how long such a record counts if its holder does not remove it. No holder takes that long.
 	detachingLifetime = 2 * time.Minute
@@ -373,6 +378,31 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 	})
 }
 
+// DetachWithin is [Detacher.Detach] for a caller that waits no longer than maxWait. If the rack takes longer, the error
+// is [ErrDetaching], and the detach goes on without the caller.
+func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, volumeID, instanceID string) error {
+	timer := time.NewTimer(maxWait)
+	defer timer.Stop()
+	ended := make(chan error, 1) // the caller may have left
+	go func() {
+		defer func() {
+			if reason := recover(); reason != nil {
+				rpc.LogPanic(d.opts.Log, slog.String("task", "deferred detach"), reason)
+				ended <- fmt.Errorf("volume %s: %w", volumeID, ErrDetaching) // its record is still on the rack
+			}
+		}()
+		ended <- d.Detach(ctx, volumeID, instanceID)
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // detachDue is [Detacher.Detach] for a deferred detach that is due, as it was listed. With another text it may be
 // untimed.
 func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
@@ -380,17 +410,20 @@ func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
 }
 
 // DetachNow defers the detach of a volume's disk from an instance and carries it out at once, with the errors of
-// [Detacher.Detach]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has come
-// back may then be the repetition of this one. vouched says that a person asks: see [Detacher.DeferVouched].
+// [Detacher.DetachWithin]. Only a person waits longer than [MaxWait]: vouched says that one asks, as for
+// [Detacher.DeferVouched]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has
+// come back may then be the repetition of this one.
 func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, vouched bool) error {
-	deferNow := d.Defer
 	if vouched {
-		deferNow = d.DeferVouched
+		if err := d.DeferVouched(ctx, volumeID, instanceID); err != nil {
+			return err
+		}
+		return d.Detach(ctx, volumeID, instanceID)
 	}
-	if err := deferNow(ctx, volumeID, instanceID); err != nil {
+	if err := d.Defer(ctx, volumeID, instanceID); err != nil {
 		return err
 	}
-	return d.Detach(ctx, volumeID, instanceID)
+	return d.DetachWithin(ctx, MaxWait, volumeID, instanceID)
 }
 
 // holdListed is hold for a record that was listed before. [ErrNotDeferred] means that it has changed since.
@@ -421,7 +454,11 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 		d.abandon(mine.Holder)
 		return err
 	}
-	err = do(ctx)
+	// What has begun is finished, also if the caller has left or the process is to end: the record of an unfinished detach
+	// holds all publishes up for its lifetime.
+	begun, cancelBegun := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
+	defer cancelBegun()
+	err = do(begun)
 	if errors.Is(err, errUnanswered) {
 		return err // the rack may still do it, so the record stays for its lifetime
 	}

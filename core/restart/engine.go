@@ -138,10 +138,11 @@ const (
 
 // Engine plans and carries out the restarts of one rack's instances. It is safe for concurrent use.
 type Engine struct {
-	rack   Rack
-	opts   Options
-	clock  clock
-	holder string
+	rack         Rack
+	opts         Options
+	orchestrator orchestrator
+	clock        clock
+	holder       string
 	// newID returns the ID of a new restart.
 	newID func() string
 	// wake ends the wait between two ticks.
@@ -230,22 +231,23 @@ func New(r Rack, opts Options) *Engine {
 		})
 	}
 	return &Engine{
-		rack:     r,
-		opts:     opts,
-		clock:    wallClock{},
-		holder:   newID(),
-		newID:    func() string { return metadata.NewRestartID(time.Now()) },
-		wake:     make(chan struct{}, 1),
-		retiring: make(chan struct{}),
-		retired:  make(chan struct{}),
-		requests: map[string]*attachRequest{},
-		locked:   map[string]chan struct{}{},
-		changed:  make(chan struct{}),
-		watched:  map[string]bool{},
-		statuses: restartStatuses{},
-		held:     map[string]*heldRestart{},
-		lastSeen: map[string]seenRecord{},
-		refusals: map[string]refusal{},
+		rack:         r,
+		opts:         opts,
+		orchestrator: orchestrator{opts.Requester},
+		clock:        wallClock{},
+		holder:       newID(),
+		newID:        func() string { return metadata.NewRestartID(time.Now()) },
+		wake:         make(chan struct{}, 1),
+		retiring:     make(chan struct{}),
+		retired:      make(chan struct{}),
+		requests:     map[string]*attachRequest{},
+		locked:       map[string]chan struct{}{},
+		changed:      make(chan struct{}),
+		watched:      map[string]bool{},
+		statuses:     restartStatuses{},
+		held:         map[string]*heldRestart{},
+		lastSeen:     map[string]seenRecord{},
+		refusals:     map[string]refusal{},
 	}
 }
 
@@ -437,11 +439,8 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 // advanceInTime advances a restart within half of the time that the tick has left. So calls that hang for one restart
 // leave time for the others and for planning.
 func (e *Engine) advanceInTime(ctx context.Context, r restartRecord, records recordSet) error {
-	if deadline, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
-		defer cancel()
-	}
+	ctx, cancel := halfOf(ctx)
+	defer cancel()
 	return e.advance(ctx, r, records)
 }
 

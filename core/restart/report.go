@@ -75,7 +75,7 @@ func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report metadata
 	if e.opts.Requester == nil {
 		return
 	}
-	if err := e.opts.Requester.Report(ctx, h.record.Instance, report); err != nil {
+	if err := e.orchestrator.report(ctx, h, report); err != nil {
 		e.opts.Log.Warn(
 			"could not deliver a report about a node",
 			"node_id",

@@ -296,7 +296,7 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 		}
 	}
 	h.requestSent = true
-	if err := e.opts.Requester.Request(ctx, id, h.record.ID); err != nil {
+	if err := e.orchestrator.request(ctx, h); err != nil {
 		if e.stageLasted(timerHalt, h, e.opts.HaltTimeout) {
 			return e.cancelRestart(ctx, h, "its node plugin cannot be reached: "+err.Error())
 		}
@@ -311,7 +311,7 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 
 // drain moves the workloads off the node. It returns true when none are left.
 func (e *Engine) drain(ctx context.Context, h *heldRestart) (bool, error) {
-	left, err := e.opts.Requester.(metadata.Drainer).Drain(ctx, h.record.Instance, h.record.ID)
+	left, err := e.orchestrator.drain(ctx, h)
 	if err != nil {
 		left = []string{err.Error()}
 	} else if len(left) == 0 {
@@ -329,7 +329,7 @@ func (e *Engine) drain(ctx context.Context, h *heldRestart) (bool, error) {
 
 // awaitReply waits for the node plugin's reply.
 func (e *Engine) awaitReply(ctx context.Context, h *heldRestart) error {
-	reply, err := e.opts.Requester.Reply(ctx, h.record.Instance, h.record.ID)
+	reply, err := e.orchestrator.reply(ctx, h)
 	if err != nil && e.stageLasted(timerReply, h, replyTimeout) {
 		return errors.Join(err, e.cancelRestart(ctx, h, "its node plugin's reply cannot be read: "+err.Error()))
 	}
@@ -370,7 +370,7 @@ func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
 		e.enterStage(h, stageStopping)
 		return nil
 	}
-	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
+	reply, err := e.orchestrator.withdraw(ctx, h)
 	switch {
 	case err != nil:
 		return e.unreachable(ctx, h, timerBack, backTimeout, err)
@@ -460,7 +460,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 		}
 		return e.rack.StopInstance(ctx, id)
 	}
-	reply, err := e.opts.Requester.Reply(ctx, id, h.record.ID)
+	reply, err := e.orchestrator.reply(ctx, h)
 	if err != nil {
 		return e.unreachable(ctx, h, timerHalt, e.opts.HaltTimeout, err)
 	}
@@ -788,7 +788,7 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	if e.opts.Shutdown == Hard {
 		return e.finish(ctx, h)
 	}
-	reply, err := e.opts.Requester.Reply(ctx, h.record.Instance, h.record.ID)
+	reply, err := e.orchestrator.reply(ctx, h)
 	switch {
 	case err == nil && reply.State == metadata.RestartBack:
 		return e.finish(ctx, h)
@@ -809,7 +809,7 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 // finishUnanswered ends a restart of an instance that runs, and whose guest has not replied. The guest may accept the
 // request up to the moment of its withdrawal.
 func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
-	reply, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID)
+	reply, err := e.orchestrator.withdraw(ctx, h)
 	switch {
 	case err != nil:
 		return e.unreachable(ctx, h, timerBack, backTimeout, err)
@@ -849,7 +849,7 @@ func (e *Engine) withdrawRequest(ctx context.Context, h *heldRestart) {
 	if e.opts.Shutdown == Hard {
 		return
 	}
-	if _, err := e.opts.Requester.Withdraw(ctx, h.record.Instance, h.record.ID); err != nil {
+	if _, err := e.orchestrator.withdraw(ctx, h); err != nil {
 		e.warn(h, "could not withdraw the shutdown request", err)
 	}
 }
@@ -869,24 +869,22 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 	if e.opts.Shutdown == Hard {
 		return e.endRestart(ctx, h)
 	}
-	if err := e.opts.Requester.Forget(ctx, h.record.Instance, h.record.ID); err != nil {
+	if err := e.orchestrator.forget(ctx, h); err != nil {
 		if !e.stageLasted(timerBack, h, backTimeout) {
 			return err
 		}
 		e.warn(h, "could not clear the shutdown request of a finished restart", err)
 	}
-	if drainer, ok := e.opts.Requester.(metadata.Drainer); ok {
-		if err := drainer.Undrain(ctx, h.record.Instance, h.record.ID); err != nil {
-			if !e.stageLasted(timerBack, h, backTimeout) {
-				return err
-			}
-			e.reportProblem(
-				ctx,
-				h,
-				metadata.EventRestartNotUndrained,
-				"the node takes no workloads yet, allow them by hand: "+err.Error(),
-			)
+	if err := e.orchestrator.undrain(ctx, h); err != nil {
+		if !e.stageLasted(timerBack, h, backTimeout) {
+			return err
 		}
+		e.reportProblem(
+			ctx,
+			h,
+			metadata.EventRestartNotUndrained,
+			"the node takes no workloads yet, allow them by hand: "+err.Error(),
+		)
 	}
 	return e.endRestart(ctx, h)
 }
