@@ -157,22 +157,24 @@ func (c *cluster) expansionWaits(t *testing.T) {
 	c.explained(t, "default/grows", "ExpansionWaits")
 }
 
-// notRegistered takes the plugin off a node.
 func (c *cluster) notRegistered(t *testing.T) {
 	c.used(t, "nowhere")
-	only := func(host string) {
-		c.kubectl(t, "-n", namespace, "patch", "daemonset", "oxide-csi-node", "-p",
-			`{"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":`+host+`}}}}}`)
-	}
-	only(`"` + c.a.Name + `"`)
-	t.Cleanup(func() { only("null"); c.rolledOut(t) })
-	eventually(
-		t,
-		"the plugin is gone",
-		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", c.b.Name) == "" },
-	)
+	c.withoutPlugin(t, c.b)
 	c.uses(t, "nowhere", c.b)
 	c.explained(t, "pod/default/nowhere", "PluginNotRegistered")
+}
+
+// withoutPlugin takes the plugin off a node until the end of the test.
+func (c *cluster) withoutPlugin(t *testing.T, n *node) {
+	t.Helper()
+	set := func(affinity string) {
+		c.kubectl(t, "-n", namespace, "patch", "daemonset", "oxide-csi-node", "-p",
+			`{"spec":{"template":{"spec":{"affinity":`+affinity+`}}}}`)
+	}
+	set(`{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[` +
+		`{"key":"kubernetes.io/hostname","operator":"NotIn","values":["` + n.Name + `"]}]}]}}}`)
+	t.Cleanup(func() { set("null"); c.rolledOut(t) })
+	eventually(t, "the plugin is gone", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" })
 }
 
 // wrongProject gives the plugin a project that does not exist. The command has the right one.

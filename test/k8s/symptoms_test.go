@@ -1,0 +1,272 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+//go:build k8s && stories
+
+package k8s_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
+)
+
+// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md that nothing else makes in a cluster, and
+// waits for the text that the page quotes where the page says that an operator sees it.
+func TestSymptomRows(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces, mounts, loop devices")
+	}
+	c := newCluster(t)
+	c.install(t, "overlay")
+	for _, row := range []struct {
+		quoted string
+		make   func(*testing.T, string)
+	}{
+		{"Multi-Attach error", c.twoNodes},
+		{"unpublish the volume from that node first", c.heldElsewhere},
+		{"the plugin never replaces a filesystem", c.anotherType},
+		{"refusing to format", c.notBlank},
+		{"belongs to another volume: its UUID is", c.copied},
+		{"was not made by this plugin", c.madeByHand},
+		{"belongs to cluster", c.anotherCluster},
+		{"accessibility_requirements ask for", c.anotherRack},
+		{"takes no more, because --max-disks is", c.disksByHand},
+		{"has become read-only after an error", c.damaged},
+		{"is still attached to node", c.staysAttached},
+		{"does not contain driver", c.notOnNode},
+		{"violates PodSecurity", c.noPrivilege},
+		{"CreateContainerConfigError", c.missingKey},
+		{"config: ", c.wrongSetting},
+		{"cannot be believed", c.lostRole},
+	} {
+		t.Run(row.quoted, func(t *testing.T) { row.make(t, row.quoted) })
+	}
+}
+
+// event waits until an event of an object of any namespace has the text.
+func (c *cluster) event(t *testing.T, object, text string) {
+	t.Helper()
+	eventually(t, "an event of "+object+" says: "+text, func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].message", "events", "-A", "--field-selector=involvedObject.name="+object),
+			text,
+		)
+	})
+}
+
+// twoNodes needs a volume on two nodes at once.
+func (c *cluster) twoNodes(t *testing.T, quoted string) {
+	c.uses(t, "first", c.a)
+	c.running(t, "first")
+	c.apply(t, pod{name: "second", claim: "first", on: c.b}.String())
+	t.Cleanup(func() { c.gone(t, "pod", "second") })
+	c.event(t, "second", quoted)
+}
+
+// heldElsewhere needs a volume on a node on which somebody has attached it by hand.
+func (c *cluster) heldElsewhere(t *testing.T, quoted string) {
+	c.attachByHand(t, c.used(t, "held").Id)
+	c.uses(t, "held", c.b)
+	c.event(t, "held", quoted)
+}
+
+// existingDisk makes a volume of a disk by the documented example, with changes of its text.
+func (c *cluster) existingDisk(t *testing.T, name, disk string, change ...string) {
+	t.Helper()
+	text, err := os.ReadFile(manifests + "/examples/existing-disk.yaml")
+	must(t, err)
+	replacer := strings.NewReplacer(
+		append(change, "name: existing", "name: "+name, "volumeName: existing", "volumeName: "+name,
+			"DISK-ID", disk, "DISK-NAME", "by-hand")...)
+	c.apply(t, replacer.Replace(string(text)))
+	t.Cleanup(func() { c.kubectl(t, "delete", "--wait=false", "--ignore-not-found", "pv/"+name) })
+}
+
+// anotherType asks for XFS on a disk that has ext4.
+func (c *cluster) anotherType(t *testing.T, quoted string) {
+	disk := c.used(t, "ext4")
+	c.existingDisk(t, "xfs", disk.Id, "fsType: ext4", "fsType: xfs", "DISK-NAME", string(disk.Name))
+	c.uses(t, "xfs", c.a)
+	c.event(t, "xfs", quoted)
+}
+
+// notBlank puts data of no known kind in the place of the filesystem.
+func (c *cluster) notBlank(t *testing.T, quoted string) {
+	file := c.store(c.used(t, "data"))
+	run(t, "wipefs", "--all", "--quiet", file)
+	run(t, "dd", "if=/dev/urandom", "of="+file, "bs=4096", "count=4", "seek=1000", "conv=notrunc", "status=none")
+	c.uses(t, "data", c.a)
+	c.event(t, "data", quoted)
+}
+
+// copied copies the content of one volume to another.
+func (c *cluster) copied(t *testing.T, quoted string) {
+	source, target := c.used(t, "source"), c.used(t, "target")
+	run(t, "dd", "if="+c.store(source), "of="+c.store(target), "bs=1M", "conv=notrunc", "status=none")
+	c.uses(t, "target", c.a)
+	c.event(t, "target", quoted)
+}
+
+// blankDisk makes a disk by hand.
+func (c *cluster) blankDisk(t *testing.T, name, description string) *oxide.Disk {
+	t.Helper()
+	disk, err := c.client(t).DiskCreate(t.Context(), oxide.DiskCreateParams{
+		Project: oxide.NameOrId(c.sim.Project), Body: &oxide.DiskCreate{
+			Name: oxide.Name(name), Description: description, Size: 1 << 30,
+			DiskBackend: oxide.DiskBackend{Value: oxide.DiskBackendDistributed{
+				DiskSource: oxide.DiskSource{Value: oxide.DiskSourceBlank{BlockSize: 4096}},
+			}},
+		},
+	})
+	must(t, err)
+	return disk
+}
+
+// madeByHand deletes the claim of a disk that was made by hand, with the reclaim policy Delete.
+func (c *cluster) madeByHand(t *testing.T, quoted string) {
+	c.existingDisk(t, "by-hand", c.blankDisk(t, "by-hand", "").Id, "Policy: Retain", "Policy: Delete")
+	eventually(t, "the claim is bound", func() bool { return c.get(t, ".status.phase", "pvc", "by-hand") == "Bound" })
+	c.gone(t, "pvc", "by-hand")
+	c.event(t, "by-hand", quoted)
+}
+
+// anotherCluster uses a disk that another cluster has made.
+func (c *cluster) anotherCluster(t *testing.T, quoted string) {
+	description := strings.ReplaceAll(c.used(t, "ours").Description, c.id, "another")
+	c.existingDisk(t, "theirs", c.blankDisk(t, "csi-theirs", description).Id)
+	c.uses(t, "theirs", c.a)
+	c.event(t, "theirs", quoted)
+}
+
+// anotherRack has a class for a rack that the controller does not serve.
+func (c *cluster) anotherRack(t *testing.T, quoted string) {
+	c.apply(
+		t,
+		"apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: nowhere}\nprovisioner: "+rpc.PluginName+
+			"\nallowedTopologies: [{matchLabelExpressions: [{key: "+rpc.TopologySegmentRack+", values: [nowhere]}]}]\n---\n"+
+			claim{name: "nowhere", class: "nowhere"}.String(),
+	)
+	t.Cleanup(func() { c.gone(t, "pvc/nowhere", "storageclass/nowhere") })
+	c.event(t, "nowhere", quoted)
+}
+
+// disksByHand fills all places of a node with disks that the scheduler does not know.
+func (c *cluster) disksByHand(t *testing.T, quoted string) {
+	for i := range maxDisks - 1 {
+		c.attachByHand(t, c.blankDisk(t, fmt.Sprintf("filler-%d", i), "").Id)
+	}
+	c.uses(t, "overfull", c.a)
+	c.event(t, "overfull", quoted)
+}
+
+// damaged lets the kernel find an error in a filesystem that a pod uses, and starts a second pod.
+func (c *cluster) damaged(t *testing.T, quoted string) {
+	c.apply(
+		t,
+		"apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: careful}\nprovisioner: "+rpc.PluginName+
+			"\nmountOptions: [errors=remount-ro]\n---\n"+claim{name: "damaged", class: "careful"}.String(),
+	)
+	t.Cleanup(func() { c.gone(t, "storageclass", "careful") })
+	c.uses(t, "damaged", c.a)
+	c.running(t, "damaged")
+	pv := c.get(t, ".spec.volumeName", "pvc", "damaged")
+	var device unix.Stat_t
+	must(t, unix.Stat(c.device(t, c.get(t, ".spec.csi.volumeHandle", "pv", pv)), &device))
+	kernelName, err := filepath.EvalSymlinks(
+		fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(device.Rdev), unix.Minor(device.Rdev)))
+	must(t, err)
+	must(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(kernelName)+"/trigger_fs_error", []byte("tested"), 0))
+	c.apply(t, pod{name: "second", claim: "damaged", on: c.a}.String())
+	t.Cleanup(func() { c.gone(t, "pod", "second") })
+	c.event(t, "second", quoted)
+}
+
+// staysAttached deletes a claim whose volume the rack does not detach.
+func (c *cluster) staysAttached(t *testing.T, quoted string) {
+	c.uses(t, "stays", c.a)
+	c.running(t, "stays")
+	pv := c.get(t, ".spec.volumeName", "pvc", "stays")
+	c.setting(t, simtest.Settings{Hotplug: new(false), HotplugAsync: new(false)},
+		simtest.Settings{Hotplug: new(true), HotplugAsync: new(true)})
+	c.gone(t, "pod/stays", "pvc/stays")
+	c.event(t, pv, quoted)
+	if phase := c.get(t, ".status.phase", "pv", pv); phase != "Released" {
+		t.Errorf("the PersistentVolume is %s", phase)
+	}
+	eventually(t, "a VolumeAttachment has the reason", func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].status.detachError.message", "volumeattachments"), "only while the instance is stopped")
+	})
+}
+
+// notOnNode takes the plugin off a node, where a volume that exists is used, and a new one.
+func (c *cluster) notOnNode(t *testing.T, quoted string) {
+	c.used(t, "nowhere")
+	c.withoutPlugin(t, c.b)
+	c.uses(t, "nowhere", c.b)
+	c.event(t, "nowhere", quoted)
+	c.uses(t, "new", c.b)
+	c.event(t, "new", "no topology key found for node")
+}
+
+// lostRole gives the plugin a token without a role.
+func (c *cluster) lostRole(t *testing.T, quoted string) {
+	c.used(t, "powerless")
+	token, err := c.sim.NewToken(t.Context(), "none")
+	must(t, err)
+	c.setSecret(t, "token", token)
+	t.Cleanup(func() { c.restored(t, "token", c.sim.Token) })
+	c.kubectl(t, "-n", namespace, "delete", "pods", "-l", "app=oxide-csi-controller", "--force", "--grace-period=0")
+	c.uses(t, "powerless", c.a)
+	c.event(t, "powerless", quoted)
+}
+
+// noPrivilege forbids privileged pods in the plugin's namespace.
+func (c *cluster) noPrivilege(t *testing.T, quoted string) {
+	label := func(level string) {
+		c.kubectl(t, "label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce="+level)
+	}
+	label("baseline")
+	t.Cleanup(func() { label("privileged"); c.rolledOut(t) })
+	c.kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/oxide-csi-node")
+	c.event(t, "oxide-csi-node", quoted)
+}
+
+// missingKey removes the cluster ID from the plugin's Secret.
+func (c *cluster) missingKey(t *testing.T, quoted string) {
+	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge", "-p", `{"data":{"cluster-id":null}}`)
+	t.Cleanup(func() { c.restored(t, "cluster-id", c.id) })
+	c.kubectl(t, "-n", namespace, "delete", "pods", "-l", "app=oxide-csi-controller", "--force", "--grace-period=0")
+	eventually(t, "a controller is in "+quoted, func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].status.containerStatuses[*].state.waiting.reason", "-n", namespace, "pods",
+				"-l", "app=oxide-csi-controller"),
+			quoted,
+		)
+	})
+}
+
+// wrongSetting gives the controllers a setting that does not exist.
+func (c *cluster) wrongSetting(t *testing.T, quoted string) {
+	set := func(setting string) {
+		c.kubectl(t, "-n", namespace, "set", "env", "deployment/oxide-csi-controller", "-c=oxide-plugin", setting)
+	}
+	set("OXIDE_CSI_DETACH_GRACE=soon")
+	t.Cleanup(func() { set("OXIDE_CSI_DETACH_GRACE-"); c.rolledOut(t) })
+	eventually(t, "a controller crashes, and its log says "+quoted, func() bool {
+		waiting := c.get(t, ".items[*].status.containerStatuses[*].state.waiting.reason", "-n", namespace, "pods",
+			"-l", "app=oxide-csi-controller")
+		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-controller", "-c", "oxide-plugin", "--tail=20")
+		return strings.Contains(waiting, "CrashLoopBackOff") && strings.Contains(said, quoted)
+	})
+}
