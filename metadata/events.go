@@ -65,7 +65,9 @@ var (
 	EventRestartNotUndrained = Event{
 		"RestartNotUndrained", true, ObjectNode,
 		"The restart is over, and the node still takes no workloads.",
-		"Allow them by hand: `kubectl uncordon NODE`, or `nomad node eligibility -enable NODE`.",
+		"Allow them by hand, and remove the mark of the restart: `kubectl uncordon NODE` and " +
+			"`kubectl annotate node NODE csi.oxide.computer/restart-cordon-`, or `nomad node eligibility -enable NODE` and " +
+			"`nomad node meta apply -node-id=NODE -unset=unique.oxide.restart_drain`.",
 	}
 	EventWaitsForRestart = Event{
 		"WaitsForRestart", false, ObjectClaim,

@@ -115,9 +115,9 @@ func (b *storageCommands) mount() *cobra.Command {
 it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount fails.
 If mount fails, it unstages what it has staged.
 
-If the controller or the rack does not answer, a volume is mounted that was mounted here before and whose disk is still
-attached: only if the plugin made its filesystem on this very disk, which is then neither formatted nor grown. detach and
-delete end this.
+If the controller or the rack does not answer, or the rack denies the call, a volume is mounted that was mounted here
+before and whose disk is still attached: only if the plugin made its filesystem on this very disk, which is then neither
+formatted nor grown. detach and delete end this.
 
 With --block, TARGET becomes a device file of the disk. Create such a volume with create --block: only then is the whole
 disk read before a later mount formats it.`,

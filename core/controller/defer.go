@@ -178,7 +178,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		case <-ctx.Done():
 			return disk, ctx.Err()
 		}
-		err := c.detacher.DetachWithin(ctx, time.Until(deadline), disk.VolumeID, disk.InstanceID)
+		err := c.detacher.DetachWithin(ctx, time.Until(deadline), deferred)
 		switch {
 		case err == nil, errors.Is(err, detach.ErrNotDeferred):
 			return c.rack.Disk(ctx, disk.VolumeID)

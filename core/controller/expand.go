@@ -218,7 +218,7 @@ func (c rackController) confirmPublished(ctx context.Context, disk rack.Disk) (r
 	if err != nil {
 		return disk, err
 	}
-	return c.waitForDisk(ctx, now)
+	return c.waitBriefly(ctx, now)
 }
 
 // yield gives way to an expansion that is committed, or takes it back. See [expand.Expander.Yield].
@@ -233,6 +233,14 @@ func (c rackController) yield(ctx context.Context, disk rack.Disk, records []rac
 		)
 	}
 	return err
+}
+
+// publishError is [publishError], which also holds for a disk whose state is changing if the caller may be Nomad.
+func (c rackController) publishError(err error) error {
+	if c.detacher.Timed() && errors.Is(err, rack.ErrBusy) {
+		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition("%w: retry", err))
+	}
+	return publishError(err)
 }
 
 // publishError gives the errors of core/expand the code that ControllerPublishVolume answers. Nomad repeats it only

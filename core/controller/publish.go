@@ -46,8 +46,8 @@ func (c *Service) ControllerPublishVolume(
 	if err := rc.checkDiskOwner(ctx, disk); err != nil {
 		return nil, err
 	}
-	if disk, err = rc.waitForDisk(ctx, disk); err != nil {
-		return nil, err
+	if disk, err = rc.waitBriefly(ctx, disk); err != nil {
+		return nil, rc.publishError(err)
 	}
 	if disk.InstanceID == instanceID {
 		err = rc.checkNotBootDisk(ctx, disk, instanceID)
@@ -65,7 +65,7 @@ func (c *Service) ControllerPublishVolume(
 		disk, err = rc.attach(ctx, disk, instanceID)
 	}
 	if err != nil {
-		return nil, publishError(err) // an expansion may have begun meanwhile
+		return nil, rc.publishError(err) // an expansion may have begun meanwhile
 	}
 	c.refusals.removeVolume(disk.VolumeID)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
@@ -96,7 +96,7 @@ func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.
 	if err == nil && c.detacher.Timed() {
 		// A controller in attach mode restart, of the same rolling update, may have detached it and deleted the record.
 		if now, err = c.rack.Disk(ctx, disk.VolumeID); err == nil {
-			now, err = c.waitForDisk(ctx, now)
+			now, err = c.waitBriefly(ctx, now)
 		}
 	}
 	if err != nil || now.InstanceID == disk.InstanceID {
@@ -138,7 +138,7 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 
 // awaitAttached waits until an attach that the rack accepted is done: a rack with hot-plug may need some time.
 func (c rackController) awaitAttached(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
-	attached, err := c.waitForDisk(ctx, disk)
+	attached, err := c.waitBriefly(ctx, disk)
 	if err != nil {
 		return rack.Disk{}, err
 	}
@@ -344,7 +344,7 @@ func (c rackController) resolveAttach(
 		return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
 			"volume %s has just been expanded, and has another disk: retry", disk.VolumeID))
 	}
-	if now, err = c.waitForDisk(ctx, now); err != nil {
+	if now, err = c.waitBriefly(ctx, now); err != nil {
 		return rack.Disk{}, err
 	}
 	if now.InstanceID == instanceID {
@@ -478,10 +478,10 @@ func (c *Service) ControllerUnpublishVolume(
 	return done, nil
 }
 
-// waitToDetach waits for a disk, like waitForDisk. If the disk is deleted meanwhile, for instance by an expansion,
+// waitToDetach waits for a disk, like waitBriefly. If the disk is deleted meanwhile, for instance by an expansion,
 // waitToDetach succeeds and returns the disk without an instance: a deleted disk is attached nowhere.
 func (c rackController) waitToDetach(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	now, err := c.waitForDisk(ctx, disk)
+	now, err := c.waitBriefly(ctx, disk)
 	if errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {
 		disk.InstanceID = ""
 		return disk, nil

@@ -12,9 +12,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -112,7 +114,23 @@ func (c *Service) snapshot(ctx context.Context, snapshotID string) (rackControll
 // waitForDisk waits until a disk is not changing state, as long as the caller's deadline allows. [rack.ErrNotFound]
 // means that the rack confirmed that this token would see the disk.
 func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	disk, err := c.rack.WaitForDisk(ctx, disk, rpc.WaitBudget(ctx))
+	return c.waitForDiskWithin(ctx, disk, rpc.WaitBudget(ctx))
+}
+
+// waitBriefly is waitForDisk for a publish or an unpublish. With a grace period the caller may be Nomad, so it waits no
+// longer than [detach.MaxWait].
+func (c rackController) waitBriefly(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	maxWait := rpc.WaitBudget(ctx)
+	if c.detacher.Timed() {
+		maxWait = min(maxWait, detach.MaxWait)
+	}
+	return c.waitForDiskWithin(ctx, disk, maxWait)
+}
+
+func (c rackController) waitForDiskWithin(
+	ctx context.Context, disk rack.Disk, maxWait time.Duration,
+) (rack.Disk, error) {
+	disk, err := c.rack.WaitForDisk(ctx, disk, maxWait)
 	if errors.Is(err, rack.ErrNotFound) {
 		if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 			err = unconfirmed

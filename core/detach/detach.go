@@ -46,8 +46,8 @@ var (
 	errUnanswered = errors.New("the rack has not answered yet")
 )
 
-// MaxWait is how long an RPC of an orchestrator waits for the detach of one disk. Nomad sends one RPC at a time for all
-// volumes of a cluster.
+// MaxWait is how long an RPC of an orchestrator waits at one point for the detach of a disk. Nomad sends one RPC at a
+// time for all volumes of a cluster.
 const MaxWait = 5 * time.Second
 
 const (
@@ -58,8 +58,8 @@ const (
 	// for the rack's answer.
 	detachTime = 30 * time.Second
 	// A process that uses a record again which was over looks so often, and with this pause, whether another process is
-	// deleting it, which takes two calls of the rack. It looks no longer than [MaxWait].
-	keptLooks = 5
+	// deleting it. That takes two calls of the rack.
+	keptLooks = 10
 	keptPause = time.Second
 	// detachingLifetime is how long such a record counts if its holder does not remove it. No holder takes that long.
 	detachingLifetime = 2 * time.Minute
@@ -84,8 +84,11 @@ type Detacher struct {
 	opts Options
 	// wake ends the wait between two looks at the records.
 	wake chan struct{}
+	// running counts the detaches that may go on without their callers. Nothing is added after ended.
+	running sync.WaitGroup
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	ended bool
 	// seen is since when the records have their text, by record ID.
 	seen map[string]seenText
 	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
@@ -131,30 +134,37 @@ func (d *Detacher) List(ctx context.Context) (Set, error) {
 // Defer records that a volume was unpublished from an instance to which its disk is attached. If the request
 // may be the repetition of an old one, the deferred detach is untimed: see the package's documentation.
 func (d *Detacher) Defer(ctx context.Context, volumeID, instanceID string) error {
-	return d.put(ctx, volumeID, instanceID, noRestart, func(old Deferred) (Deferred, bool) {
-		switch {
-		case old.Over:
-			old.Over, old.Untimed = false, true
-			return old, true
-		case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
-			old.Untimed = false // so long after the volume was published again, this is a new request
-			return old, true
-		}
-		return old, false
-	})
+	_, err := d.put(ctx, volumeID, instanceID, noRestart, d.untimedIfRepeated)
+	return err
 }
 
 // DeferVouched is [Detacher.Defer] for a person who has confirmed that the volume is not in use there. So the request
 // is no repetition, and the deferred detach is timed.
 func (d *Detacher) DeferVouched(ctx context.Context, volumeID, instanceID string) error {
-	return d.put(ctx, volumeID, instanceID, noRestart, timed)
+	_, err := d.put(ctx, volumeID, instanceID, noRestart, timed)
+	return err
 }
 
 // DeferUnlessPublished records that a disk is about to be attached for a volume that is not published: publishing it
 // takes the deferred detach back. [ErrRestarting] means that another process has recorded the same for another
 // instance, which it is restarting: that process may attach the disk at any moment, and relies on its record.
 func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceID string) error {
-	return d.put(ctx, volumeID, instanceID, d.opts.Restarting, timed)
+	_, err := d.put(ctx, volumeID, instanceID, d.opts.Restarting, timed)
+	return err
+}
+
+// untimedIfRepeated makes a deferred detach untimed if the request for it may be the repetition of an old one, and
+// reports whether that changed it.
+func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) {
+	switch {
+	case old.Over:
+		old.Over, old.Untimed = false, true
+		return old, true
+	case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
+		old.Untimed = false // so long after the volume was published again, this is a new request
+		return old, true
+	}
+	return old, false
 }
 
 // timed makes a deferred detach one with a grace period, and reports whether that changed it.
@@ -167,30 +177,31 @@ func timed(old Deferred) (now Deferred, changed bool) {
 // noRestart is [Options.Restarting] without planned restarts.
 func noRestart([]rack.Record) func(string) bool { return func(string) bool { return false } }
 
-// put records a deferred detach. change updates an existing record of this instance and reports whether it changed. A
-// record of another instance is stale and is replaced, unless that instance is restarting.
+// put records a deferred detach, and returns it. change updates an existing record of this instance and reports whether
+// it changed. A record of another instance is stale and is replaced, unless that instance is restarting.
 func (d *Detacher) put(
 	ctx context.Context,
 	volumeID, instanceID string,
 	restarting func([]rack.Record) func(instanceID string) bool,
 	change func(old Deferred) (Deferred, bool),
-) error {
+) (Deferred, error) {
 	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Instance: instanceID}
 	for range 3 {
 		record, err := d.rack.CreateRecord(ctx, deferredPrefix+volumeID, rack.RecordText(wanted))
 		if err == nil {
 			d.sinceSeen(record.ID, record.Text)
 			d.wakeUp()
-			return nil
+			wanted.recordID, wanted.text = record.ID, record.Text
+			return wanted, nil
 		}
 		if !errors.Is(err, rack.ErrAlreadyExists) {
-			return err
+			return Deferred{}, err
 		}
 		if done, err := d.reuse(ctx, &wanted, restarting, change); done || err != nil {
-			return err
+			return wanted, err
 		}
 	}
-	return fmt.Errorf(
+	return Deferred{}, fmt.Errorf(
 		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses volume %s: %w",
 		deferredPrefix+volumeID,
 		volumeID,
@@ -237,13 +248,14 @@ func (d *Detacher) reuse(
 		// A process may have carried it out already, and be about to mark it as over.
 		kept, err := d.kept(ctx, old)
 		if errors.Is(err, errBeingChanged) {
-			return true, nil // that process has probably ended
+			return true, nil // that process has probably ended, or detaches the disk
 		}
 		return kept, err
 	}
 	updated, err := d.update(ctx, old, &now)
 	d.wakeUp()
 	if updated {
+		*wanted = now
 		return d.kept(ctx, now)
 	}
 	return updated, err
@@ -378,33 +390,71 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 	})
 }
 
-// DetachWithin is [Detacher.Detach] for a caller that waits no longer than maxWait. If the rack takes longer, the error
-// is [ErrDetaching], and the detach goes on without the caller.
-func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, volumeID, instanceID string) error {
+// DetachWithin is [Detacher.Detach] for a caller that waits no longer than maxWait, and for a deferred detach as it was
+// listed. If the rack takes longer, the error is [ErrDetaching], and what has begun goes on without the caller.
+//
+// The caller's volume may be locked only as long as it waits. The record that this process is detaching the disk keeps
+// later RPCs away, and it may be created only after the caller has left. So the deferred detach must be as it was.
+func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, listed Deferred) error {
 	timer := time.NewTimer(maxWait)
 	defer timer.Stop()
-	ended := make(chan error, 1) // the caller may have left
+	ended, left := make(chan error), make(chan struct{})
+	defer close(left)
+	done := d.begin()
 	go func() {
-		defer func() {
-			if reason := recover(); reason != nil {
-				rpc.LogPanic(d.opts.Log, slog.String("task", "deferred detach"), reason)
-				ended <- fmt.Errorf("volume %s: %w", volumeID, ErrDetaching) // its record is still on the rack
+		defer done()
+		err := d.detachOrLog(ctx, listed)
+		select {
+		case ended <- err:
+		case <-left:
+			if err != nil {
+				d.opts.Log.Warn("a detach that took long has failed, it is repeated",
+					"volume_id", listed.VolumeID, "node_id", listed.Instance, "error", err.Error())
 			}
-		}()
-		ended <- d.Detach(ctx, volumeID, instanceID)
+		}
 	}()
 	select {
 	case err := <-ended:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
+		return fmt.Errorf("volume %s: %w", listed.VolumeID, ErrDetaching)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
+// begin notes that a detach begins that may go on without its caller. [Detacher.Run] waits for it, if it runs.
+func (d *Detacher) begin() (done func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		return func() {}
+	}
+	d.running.Add(1)
+	return d.running.Done
+}
+
+// end waits for the detaches that have begun.
+func (d *Detacher) end() {
+	d.mu.Lock()
+	d.ended = true
+	d.mu.Unlock()
+	d.running.Wait()
+}
+
+// detachOrLog is detachDue, and recovers a panic. After a panic the volume's detaching record may still be on the rack.
+func (d *Detacher) detachOrLog(ctx context.Context, listed Deferred) (err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			rpc.LogPanic(d.opts.Log, slog.String("task", "deferred detach"), reason)
+			err = fmt.Errorf("volume %s: %w", listed.VolumeID, ErrDetaching)
+		}
+	}()
+	return d.detachDue(ctx, listed)
+}
+
 // detachDue is [Detacher.Detach] for a deferred detach that is due, as it was listed. With another text it may be
-// untimed.
+// untimed, or belong to a later use of the volume.
 func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
 	return d.holdListed(ctx, listed, func(ctx context.Context) error { return d.detachNow(ctx, listed) })
 }
@@ -415,15 +465,17 @@ func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
 // come back may then be the repetition of this one.
 func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, vouched bool) error {
 	if vouched {
-		if err := d.DeferVouched(ctx, volumeID, instanceID); err != nil {
+		deferred, err := d.put(ctx, volumeID, instanceID, noRestart, timed)
+		if err != nil {
 			return err
 		}
-		return d.Detach(ctx, volumeID, instanceID)
+		return d.detachDue(ctx, deferred)
 	}
-	if err := d.Defer(ctx, volumeID, instanceID); err != nil {
+	deferred, err := d.put(ctx, volumeID, instanceID, noRestart, d.untimedIfRepeated)
+	if err != nil {
 		return err
 	}
-	return d.DetachWithin(ctx, MaxWait, volumeID, instanceID)
+	return d.DetachWithin(ctx, MaxWait, deferred)
 }
 
 // holdListed is hold for a record that was listed before. [ErrNotDeferred] means that it has changed since.
@@ -441,12 +493,14 @@ func (d *Detacher) holdListed(ctx context.Context, listed Deferred, do func(ctx 
 }
 
 // hold does something while this process has the volume's detaching record. [ErrDetaching] means that another one has
-// it.
+// it. What has begun is finished also if the caller leaves: the record of an unfinished detach holds all publishes up
+// for its lifetime.
 func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, detachTime)
+	deadline := time.Now().Add(detachTime)
+	creating, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	mine := detaching{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Holder: uuid.NewString()}
-	record, err := d.rack.CreateRecord(ctx, detachingPrefix+volumeID, rack.RecordText(mine))
+	record, err := d.rack.CreateRecord(creating, detachingPrefix+volumeID, rack.RecordText(mine))
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
 	}
@@ -454,9 +508,7 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 		d.abandon(mine.Holder)
 		return err
 	}
-	// What has begun is finished, also if the caller has left or the process is to end: the record of an unfinished detach
-	// holds all publishes up for its lifetime.
-	begun, cancelBegun := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
+	begun, cancelBegun := context.WithDeadline(context.WithoutCancel(ctx), deadline)
 	defer cancelBegun()
 	err = do(begun)
 	if errors.Is(err, errUnanswered) {

@@ -32,11 +32,13 @@ func WithoutGuest(instance rack.Instance) bool {
 	return slices.Contains(withoutGuest, instance.RunState)
 }
 
-// Run carries out deferred detaches until ctx ends. It returns at once if [Options.Grace] is 0.
+// Run carries out deferred detaches until ctx ends. It returns when all detaches that have begun are finished. It
+// returns at once if [Options.Grace] is 0.
 func (d *Detacher) Run(ctx context.Context) {
 	if d.opts.Grace == 0 {
 		return
 	}
+	defer d.end()
 	reported := ""
 	for ctx.Err() == nil {
 		next, err := d.lookOnce(ctx)

@@ -26,7 +26,8 @@ const lostAnswerWait = 5 * time.Second
 // changeWaiter waits for the answer to a change even if the caller's context has ended. The rack makes the change in
 // any case, perhaps late (docs/reference/rack.md §1). Meanwhile the RPC keeps its volume locked, so that the next RPC
 // sees the result. If the RPC returned at once, the rack could attach the disk after the volume was unpublished, or
-// detach it after the volume was published again and mounted.
+// detach it after the volume was published again and mounted. A deferred detach can take longer than its RPC: it has
+// records instead of the lock (core/detach).
 //
 // A change that has no connection yet when the caller's context ends is not sent any more. next reads answers to their
 // end.

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
@@ -281,8 +280,7 @@ func (e *Engine) detachNow(
 	ctx context.Context, disk rack.Disk, instanceID string, vouched bool, records recordSet,
 ) (rack.Disk, error) {
 	if e.opts.Detacher.Timed() {
-		err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID, vouched)
-		if err != nil && !errors.Is(err, detach.ErrDetaching) { // another process works on it, and the detach is recorded
+		if err := e.opts.Detacher.DetachNow(ctx, disk.VolumeID, instanceID, vouched); err != nil {
 			return rack.Disk{}, err
 		}
 		return e.diskIfAny(ctx, disk.VolumeID)

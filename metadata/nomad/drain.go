@@ -91,6 +91,15 @@ func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) er
 		if node.ID != id && node.SchedulingEligibility != ineligible {
 			continue
 		}
+		if node.ID != id { // not asked of its client, which may hang
+			info, _, err := r.options.nodeInfo(ctx, node.ID, 0)
+			if err != nil {
+				return err
+			}
+			if info.Meta[keyDrain] != restartID {
+				continue
+			}
+		}
 		if err := r.undrain(ctx, node.ID, restartID); err != nil {
 			return err
 		}

@@ -269,7 +269,11 @@ func (o Options) read(ctx context.Context, what, node string) (meta map[string]s
 // readOrAskServers reads a client's metadata from the client. If the client does not answer, it reads from the servers,
 // which get changes some seconds later.
 func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
-	limited, cancel := context.WithTimeout(ctx, clientTimeout)
+	wait := clientTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)/2) // the servers need time too
+	}
+	limited, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	meta, err := o.read(limited, "read the metadata of "+node, node)
 	if err == nil || ctx.Err() != nil {

@@ -42,6 +42,7 @@ type region struct {
 	meta, known map[string]map[string]string
 	lag         bool // the servers do not receive changes of the clients' metadata
 	down        map[string]bool
+	hangs       map[string]bool // the clients that do not answer, which is no error
 	eligibility map[string]string
 	instances   map[string]string // instance IDs that node plugins report, by node
 	unhealthy   map[string]bool   // the nodes whose node plugin is not healthy
@@ -59,6 +60,7 @@ func newRegion(t *testing.T) *region {
 		index:   10,
 		repairs: make(chan struct{}),
 		down:    map[string]bool{},
+		hangs:   map[string]bool{},
 		meta: map[string]map[string]string{
 			nodeA: {"vault": "canary"},
 			nodeB: {},
@@ -134,7 +136,10 @@ func (r *region) handle(q *http.Request, local string) (status int, answer any) 
 		if node == "" {
 			node = local
 		}
-		if r.down[node] {
+		for r.hangs[node] && q.Context().Err() == nil {
+			r.changed.Wait()
+		}
+		if r.down[node] || r.hangs[node] {
 			return http.StatusInternalServerError, "No path to node"
 		}
 		return http.StatusOK, object{"Meta": r.meta[node]}
@@ -526,6 +531,37 @@ func TestNodeOfAnInstance(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A client that hangs leaves time to ask the servers, and it does not hold up the end of another node's drain.
+func TestClientHangs(t *testing.T) {
+	r := newRegion(t)
+	requester := nomad.NewRestarts(r.agent("none"))
+	if err := requester.Request(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	if err := nomad.NewListener(r.agent(nodeA), idA).Reply(t.Context(), "1", accepted); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := requester.Drain(t.Context(), idB, "2"); err != nil || len(left) > 0 {
+		t.Fatal(left, err)
+	}
+	r.set(func() {
+		r.hangs[nodeA] = true
+		r.eligibility[nodeA] = "ineligible"
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if got, err := requester.Reply(ctx, idA, "1"); err != nil || got != accepted {
+		t.Errorf("Reply of a node that hangs: %+v, %v", got, err)
+	}
+	for range 3 { // maps have no order
+		began := time.Now()
+		if err := requester.Undrain(t.Context(), idB, "2"); err != nil || time.Since(began) > time.Second {
+			t.Errorf("Undrain: %v, after %s", err, time.Since(began))
+		}
 	}
 }
 

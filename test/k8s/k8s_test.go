@@ -255,7 +255,7 @@ func (c *cluster) mistakes(t *testing.T) {
 	}{
 		{name: "misspelt-parameter", parameters: "{blocksize: \"4096\"}", says: `parameter "blocksize" is not known`},
 		{name: "size-over-the-limit", size: "2Ti", says: "size is not supported"},
-		{name: "full-quota", quotaBytes: 1, says: "Storage Limit Exceeded"},
+		{name: "full-quota", quotaBytes: 1, says: "insufficient capacity"},
 	} {
 		setQuota(mistake.quotaBytes)
 		c.apply(t, fmt.Sprintf(

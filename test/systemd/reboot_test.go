@@ -58,22 +58,26 @@ WantedBy=multi-user.target
 	m.run("systemctl", "start", "ledger")
 	m.started()
 	slots := m.slots()
-	for _, round := range []struct {
+	rounds := []struct {
 		name           string
 		powerCut, swap bool
 		away           string // the kind of fault of each call
 	}{
 		{name: "in order"},
+		{name: "power cut, other slots, the rack is away", powerCut: true, swap: true, away: simtest.FaultReset},
+		{name: "power cut, the rack is silent", powerCut: true, away: simtest.FaultSilent},
 		{name: "in order, the rack is away", away: simtest.FaultReset},
 		{name: "in order, other slots", swap: true},
 		{name: "in order, other slots, the rack is away", swap: true, away: simtest.FaultReset},
 		{name: "power cut", powerCut: true},
 		{name: "power cut, the rack is away", powerCut: true, away: simtest.FaultReset},
 		{name: "power cut, other slots", powerCut: true, swap: true},
-		{name: "power cut, other slots, the rack is away", powerCut: true, swap: true, away: simtest.FaultReset},
-		{name: "power cut, the rack is silent", powerCut: true, away: simtest.FaultSilent},
 		{name: "in order, the rack is silent", away: simtest.FaultSilent},
-	} {
+	}
+	if testing.Short() {
+		rounds = rounds[:3]
+	}
+	for _, round := range rounds {
 		t.Log(round.name)
 		m.shutdown(round.powerCut)
 		if round.swap {

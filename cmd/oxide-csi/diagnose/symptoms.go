@@ -330,7 +330,7 @@ var Symptoms = []Symptom{
 	{
 		"DiskNotResponding", "device", saysError(device.ErrNoAnswer),
 		"disk {disk} does not answer on node {node}", actorRack,
-		"give the disk's ID, and the errors that dmesg shows on the node, to the operator of the rack",
+		"give the disk's ID, and the errors in the kernel log of the node, to the operator of the rack",
 		"Reads wait without an end. The plugin waits a few seconds, and starts nothing that would hang too.",
 	},
 	{

@@ -132,36 +132,31 @@ valueFrom:
 {{- end }}
 {{- end }}
 
-{{/* The cluster ID of the installed controller, if helm can read it. */}}
+{{/* The environment variable with the cluster ID of the installed controller, or {} if helm cannot read it. */}}
 {{- define "oxide-csi.clusterIDBefore" -}}
+{{- $before := dict }}
 {{- range lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" | dig "spec" "template" "spec" "containers" list }}
 {{- range .env }}
 {{- if eq .name "OXIDE_CSI_CLUSTER_ID" }}
-{{- .value | default (include "oxide-csi.clusterIDIn" (dict "name" (dig "valueFrom" "secretKeyRef" "name" "" .) "namespace" $.Release.Namespace)) }}
+{{- $before = . }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- end }}
-
-{{/* The Secret from which the installed controller takes its cluster ID, if it does. */}}
-{{- define "oxide-csi.clusterIDSecret" -}}
-{{- range lookup "apps/v1" "Deployment" .Release.Namespace "oxide-csi-controller" | dig "spec" "template" "spec" "containers" list }}
-{{- range .env }}
-{{- if eq .name "OXIDE_CSI_CLUSTER_ID" }}
-{{- dig "valueFrom" "secretKeyRef" "name" "" . }}
-{{- end }}
-{{- end }}
-{{- end }}
+{{- toJson $before }}
 {{- end }}
 
 {{/* Disks belong to the cluster ID that created them. A new cluster ID would orphan all of them. */}}
 {{- define "oxide-csi.keepClusterID" -}}
-{{- $before := include "oxide-csi.clusterIDBefore" . }}
+{{- $variable := include "oxide-csi.clusterIDBefore" . | fromJson }}
+{{- $secret := dig "valueFrom" "secretKeyRef" "name" "" $variable }}
+{{- $before := $variable.value }}
+{{- if $secret }}
+{{- $before = include "oxide-csi.clusterIDIn" (dict "name" $secret "namespace" .Release.Namespace) }}
+{{- end }}
 {{- $after := include "oxide-csi.clusterID" . | default (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace)) }}
 {{- if and $before $after (ne $before $after) }}
 {{- fail (printf "the cluster ID would change from %s to %s, which would orphan the disks of this cluster; set clusterID to %s" $before $after $before) }}
 {{- end }}
-{{- $secret := include "oxide-csi.clusterIDSecret" . }}
 {{- if and $secret (not $before) (not .Values.clusterID) }}
 {{- fail (printf "the installed controller has its cluster ID from the Secret %s, which holds no cluster-id any more; put it back, or set clusterID to that ID: the descriptions of this cluster's disks show it" $secret) }}
 {{- end }}
