@@ -44,6 +44,8 @@ func TestSymptomRows(t *testing.T) {
 		{"has become read-only after an error", c.damaged},
 		{"is still attached to node", c.staysAttached},
 		{"does not contain driver", c.notOnNode},
+		{"did not have enough free storage", c.noCapacity},
+		{"FailedPreStopHook", c.notMoved},
 		{"violates PodSecurity", c.noPrivilege},
 		{"CreateContainerConfigError", c.missingKey},
 		{"config: ", c.wrongSetting},
@@ -206,6 +208,38 @@ func (c *cluster) staysAttached(t *testing.T, quoted string) {
 	eventually(t, "a VolumeAttachment has the reason", func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].status.detachError.message", "volumeattachments"), "only while the instance is stopped")
+	})
+}
+
+// components adds the components capacity and await-detach until the end of the test.
+func (c *cluster) components(t *testing.T) {
+	t.Helper()
+	c.kubectl(t, "apply", "-k", "overlay-components")
+	t.Cleanup(func() { c.kubectl(t, "apply", "-k", "overlay"); c.rolledOut(t) })
+	c.rolledOut(t)
+}
+
+// noCapacity publishes the capacity of a rack whose quota is used up.
+func (c *cluster) noCapacity(t *testing.T, quoted string) {
+	c.setting(t, simtest.Settings{QuotaBytes: new(int64(1))}, simtest.Settings{QuotaBytes: new(int64(0))})
+	c.components(t)
+	c.uses(t, "unplaced", c.a)
+	c.event(t, "unplaced", quoted)
+}
+
+// notMoved ends the plugin on a node that is given up while a pod there has a volume.
+func (c *cluster) notMoved(t *testing.T, quoted string) {
+	c.components(t)
+	c.uses(t, "unmoved", c.b)
+	c.running(t, "unmoved")
+	plugin := c.get(t, ".items[?(@.spec.nodeName==\""+c.b.Name+"\")].metadata.name",
+		"-n", namespace, "pods", "-l", "app=oxide-csi-node")
+	c.kubectl(t, "cordon", c.b.Name)
+	t.Cleanup(func() { c.kubectl(t, "uncordon", c.b.Name) })
+	c.kubectl(t, "-n", namespace, "delete", "--wait=false", "pod", plugin)
+	eventually(t, "the plugin's pod has the event "+quoted, func() bool {
+		return strings.Contains(c.get(t, ".items[*].reason", "-n", namespace, "events",
+			"--field-selector=involvedObject.name="+plugin), quoted)
 	})
 }
 
