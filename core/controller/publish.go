@@ -478,10 +478,10 @@ func (c *Service) ControllerUnpublishVolume(
 	return done, nil
 }
 
-// waitToDetach waits for a disk, like waitBriefly. If the disk is deleted meanwhile, for instance by an expansion,
+// waitToDetach waits for a disk, like waitForDisk. If the disk is deleted meanwhile, for instance by an expansion,
 // waitToDetach succeeds and returns the disk without an instance: a deleted disk is attached nowhere.
 func (c rackController) waitToDetach(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	now, err := c.waitBriefly(ctx, disk)
+	now, err := c.waitForDisk(ctx, disk)
 	if errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {
 		disk.InstanceID = ""
 		return disk, nil

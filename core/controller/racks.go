@@ -117,8 +117,8 @@ func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.D
 	return c.waitForDiskWithin(ctx, disk, rpc.WaitBudget(ctx))
 }
 
-// waitBriefly is waitForDisk for a publish or an unpublish. With a grace period the caller may be Nomad, so it waits no
-// longer than [detach.MaxWait].
+// waitBriefly is waitForDisk for a publish. With a grace period the caller may be Nomad, so it waits no longer than
+// [detach.MaxWait].
 func (c rackController) waitBriefly(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	maxWait := rpc.WaitBudget(ctx)
 	if c.detacher.Timed() {

@@ -407,8 +407,8 @@ func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, list
 		select {
 		case ended <- err:
 		case <-left:
-			if err != nil {
-				d.opts.Log.Warn("a detach that took long has failed, it is repeated",
+			if err != nil && !errors.Is(err, ErrNotDeferred) && !errors.Is(err, ErrDetaching) {
+				d.opts.Log.Warn("a detach that took long has failed",
 					"volume_id", listed.VolumeID, "node_id", listed.Instance, "error", err.Error())
 			}
 		}
