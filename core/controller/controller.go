@@ -35,6 +35,8 @@ type Service struct {
 	volumeCounts *pageCounts
 	freeCapacity *capacityCache
 	sweeper      *sweeper
+	// timed says that there is a grace period before a detach, so the caller may be Nomad.
+	timed bool
 	// detachers keep the deferred detaches of each rack.
 	detachers map[*rack.Client]*detach.Detacher
 	// expanders replace the disks of the volumes that grow.
@@ -103,6 +105,7 @@ func New(opts Options) *Service {
 		pageTokens:   newPageTokens(),
 		volumeCounts: newPageCounts(),
 		freeCapacity: newCapacityCache(),
+		timed:        opts.DetachGrace > 0,
 		orchestrator: opts.Orchestrator,
 		otherWait:    cmp.Or(opts.OtherRacksWait, defaultOtherRacksWait),
 		self:         opts.Self,

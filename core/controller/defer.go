@@ -130,11 +130,8 @@ func sayDeferred(ctx context.Context, reason string) {
 // detachRemembered detaches a disk now. The detacher remembers it, so that a later unpublish from this instance counts
 // as a repetition if the volume is back there.
 func (c rackController) detachRemembered(ctx context.Context, disk rack.Disk) error {
-	switch err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx)); {
-	case errors.Is(err, detach.ErrDetaching):
-		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
-		return nil
-	case err != nil:
+	err := c.detacher.DetachNow(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
+	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}
 	return nil

@@ -445,7 +445,25 @@ func TestSlowDetachElsewhere(t *testing.T) {
 	})
 }
 
-// The same holds for an unpublish that detaches. A publish elsewhere meanwhile waits for the detach.
+// A rack that takes longer than the time for a detach, and then detaches the disk, holds up no later publish.
+func TestVerySlowDetachElsewhere(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		d.unpublish(t, id, d.nodes[0])
+		d.runState(t, d.nodes[0], "stopped")
+		d.stop() // only the publish detaches
+		d.inject(t, simtest.Fault{
+			Operation: "instance_disk_detach", Kind: simtest.FaultDelay, DelayMillis: 40_000, Count: new(1),
+		})
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "is just being detached")
+		time.Sleep(36 * time.Second)
+		coretest.Must(t, d.publish(t, id, d.nodes[1]))
+		d.wantHolder(t, id, d.nodes[1])
+	})
+}
+
+// A slow detach holds up no unpublish that asks for it either.
 func TestSlowDetachOfAnUnpublish(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		id := d.create(t, "v")

@@ -235,18 +235,10 @@ func (c rackController) yield(ctx context.Context, disk rack.Disk, records []rac
 	return err
 }
 
-// publishError is [publishError], which also holds for a disk whose state is changing if the caller may be Nomad.
-func (c rackController) publishError(err error) error {
-	if c.detacher.Timed() && errors.Is(err, rack.ErrBusy) {
-		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition("%w: retry", err))
-	}
-	return publishError(err)
-}
-
-// publishError gives the errors of core/expand the code that ControllerPublishVolume answers. Nomad repeats it only
-// after FAILED_PRECONDITION.
-func publishError(err error) error {
-	if errors.Is(err, expand.ErrUnderWay) || errors.Is(err, rack.ErrReplaced) {
+// publishError gives errors of a passing state the code that ControllerPublishVolume answers: those of core/expand, and
+// with a grace period a disk whose state is changing. Nomad repeats the call only after FAILED_PRECONDITION.
+func (c *Service) publishError(err error) error {
+	if errors.Is(err, expand.ErrUnderWay) || errors.Is(err, rack.ErrReplaced) || c.timed && errors.Is(err, rack.ErrBusy) {
 		return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition("%w: retry", err))
 	}
 	return err

@@ -256,10 +256,6 @@ func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, in
 // unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance.
 func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
 	now, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
-	if errors.Is(err, detach.ErrDetaching) {
-		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
-		return nil
-	}
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}

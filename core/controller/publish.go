@@ -31,7 +31,7 @@ func (c *Service) ControllerPublishVolume(
 	}
 	rc, disk, err := c.neededDisk(ctx, req.GetVolumeId())
 	if err != nil {
-		return nil, publishError(err)
+		return nil, c.publishError(err)
 	}
 	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
@@ -524,8 +524,12 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 }
 
 // resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to
-// the instance any more, and otherwise the error to answer.
+// the instance any more, or will not be soon, and otherwise the error to answer.
 func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refusal error) error {
+	if errors.Is(refusal, detach.ErrDetaching) {
+		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
+		return nil
+	}
 	now, err := c.rack.Disk(ctx, disk.VolumeID)
 	if errors.Is(err, rack.ErrNotFound) {
 		return c.confirmNotFound(ctx)

@@ -121,7 +121,7 @@ func (c rackController) waitForDisk(ctx context.Context, disk rack.Disk) (rack.D
 // [detach.MaxWait].
 func (c rackController) waitBriefly(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	maxWait := rpc.WaitBudget(ctx)
-	if c.detacher.Timed() {
+	if c.timed {
 		maxWait = min(maxWait, detach.MaxWait)
 	}
 	return c.waitForDiskWithin(ctx, disk, maxWait)

@@ -57,6 +57,9 @@ const (
 	// detachTime limits the steps up to the request that is made under a detaching record. core/rack waits up to 30 s more
 	// for the rack's answer.
 	detachTime = 30 * time.Second
+	// endTime is the least time for the request that records the end of a detach. core/rack waits up to 30 s more again,
+	// which is still within detachingLifetime.
+	endTime = 10 * time.Second
 	// A process that uses a record again which was over looks so often, and with this pause, whether another process is
 	// deleting it. That takes two calls of the rack.
 	keptLooks = 10
@@ -464,16 +467,16 @@ func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
 // [Detacher.DeferVouched]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has
 // come back may then be the repetition of this one.
 func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, vouched bool) error {
+	change := d.untimedIfRepeated
 	if vouched {
-		deferred, err := d.put(ctx, volumeID, instanceID, noRestart, timed)
-		if err != nil {
-			return err
-		}
-		return d.detachDue(ctx, deferred)
+		change = timed
 	}
-	deferred, err := d.put(ctx, volumeID, instanceID, noRestart, d.untimedIfRepeated)
-	if err != nil {
+	deferred, err := d.put(ctx, volumeID, instanceID, noRestart, change)
+	switch {
+	case err != nil:
 		return err
+	case vouched:
+		return d.detachDue(ctx, deferred)
 	}
 	return d.DetachWithin(ctx, MaxWait, deferred)
 }
@@ -558,6 +561,12 @@ func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
 				errUnanswered, disk.Name, disk.ID, instanceID, rack.ErrBusy)
 		}
 		d.opts.Log.Info("detached the disk of an unpublished volume", "volume_id", volumeID, "node_id", instanceID)
+	}
+	// The time may be used up by now, and an unfinished detach would hold publishes up.
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < endTime {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), endTime)
+		defer cancel()
 	}
 	if err := d.End(ctx, deferred); err != nil {
 		return fmt.Errorf("%w: %w", errUnanswered, err) // it may still overwrite what an unpublish records

@@ -1968,6 +1968,14 @@ var planted = []bug{
 		test:     "TestSlowDetachElsewhere",
 	},
 	{
+		name:     "detach: a very slow detach leaves no time to record its end",
+		file:     "core/detach/detach.go",
+		original: "time.Until(deadline) < endTime",
+		planted:  "time.Until(deadline) < -time.Hour",
+		pkg:      "core/controller",
+		test:     "TestVerySlowDetachElsewhere",
+	},
+	{
 		name:     "detach: a slow detach holds up the unpublish that asks for it",
 		file:     "core/detach/detach.go",
 		original: "\treturn d.DetachWithin(ctx, MaxWait, deferred)\n",
@@ -2553,7 +2561,7 @@ var planted = []bug{
 	{
 		name:     "controller: a publish answers ABORTED because the volume is being expanded",
 		file:     "core/controller/publish.go",
-		original: "\t\treturn nil, publishError(err)\n",
+		original: "\t\treturn nil, c.publishError(err)\n",
 		planted:  "\t\treturn nil, err\n",
 		pkg:      "core/controller",
 		test:     "TestPublishOfAVolumeWithoutADisk",
@@ -3010,7 +3018,7 @@ var planted = []bug{
 	},
 	{
 		name:     "client: a detach that another process carries out is reported as done",
-		file:     "core/controller/defer.go",
+		file:     "core/controller/publish.go",
 		original: "\t\tsayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded\n",
 		planted:  "",
 		pkg:      "cmd/oxide-csi",
