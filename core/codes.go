@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -209,8 +210,20 @@ func statusOf(ctx context.Context, err error) *status.Status {
 	}
 	for _, row := range codeTable {
 		if errors.Is(err, row.err) {
-			return status.New(row.code, text)
+			return withReason(row.err, status.New(row.code, text))
 		}
 	}
 	return status.New(codes.Internal, text)
+}
+
+// withReason adds what the commands of oxide-csi must know of an error, and its code does not tell.
+func withReason(err error, s *status.Status) *status.Status {
+	if err != rack.ErrProject {
+		return s
+	}
+	detailed, failed := s.WithDetails(&errdetails.ErrorInfo{Reason: rpc.ReasonProject, Domain: rpc.PluginName})
+	if failed != nil {
+		return s // only a status without an error takes no details
+	}
+	return detailed
 }

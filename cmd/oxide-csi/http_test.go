@@ -5,6 +5,7 @@
 package main_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -204,6 +206,34 @@ func TestHTTPEndpoint(t *testing.T) {
 		})
 		must(t, os.Remove(plugin.Socket))
 		if code, body := get(t, "http://"+addr+"/livez"); code != 503 || !strings.Contains(body, "removed or replaced") {
+			t.Errorf("/livez: %d %q", code, body)
+		}
+	})
+	t.Run("the socket does not answer", func(t *testing.T) {
+		addr := freePort(t)
+		plugin := startPlugin(t, simtest.PluginOptions{
+			Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
+		})
+		client := &http.Client{Timeout: 30 * time.Second} // it keeps its connection
+		live := func() (int, string) {
+			resp, err := client.Get("http://" + addr + "/livez")
+			must(t, err)
+			body, err := io.ReadAll(resp.Body)
+			must(t, errors.Join(err, resp.Body.Close()))
+			return resp.StatusCode, string(body)
+		}
+		if code, body := live(); code != 200 {
+			t.Fatalf("/livez: %d %q", code, body)
+		}
+		// Without a free file descriptor the plugin accepts no connection. That of the client goes on.
+		var limit unix.Rlimit
+		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, nil, &limit))
+		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 4, Max: limit.Max}, nil))
+		if code, body := live(); code != 503 || !strings.Contains(body, "no RPC is answered on "+plugin.Socket) {
+			t.Errorf("/livez: %d %q", code, body)
+		}
+		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &limit, nil))
+		if code, body := live(); code != 200 {
 			t.Errorf("/livez: %d %q", code, body)
 		}
 	})

@@ -67,15 +67,23 @@ func TestMountWithoutController(t *testing.T) {
 	must(t, h.sim.ClearFaults(t.Context()))
 	mounts(t)
 	mounts(t)
-	// A rack that no longer accepts the controller's token says nothing about the volume either.
+	// A rack that no longer accepts the controller's token, or hides the project from it, says nothing about the volume
+	// either.
 	token := filepath.Join(h.folder(t, "controller"), "token")
-	must(t, os.WriteFile(token, []byte("oxide-token-revoked"), 0o600))
-	h.fails(t, 7, "volume", "list")
-	if got := h.run(t, "volume", "mount", "db", data); got.code != 0 ||
-		!strings.Contains(got.stdout, "the controller was not needed") {
-		t.Errorf("with a token that was revoked: %+v", got)
+	powerless, err := h.sim.NewToken(t.Context(), "none")
+	must(t, err)
+	for _, denied := range []struct {
+		token string
+		code  int
+	}{{"oxide-token-revoked", 7}, {powerless, 5}} {
+		must(t, os.WriteFile(token, []byte(denied.token), 0o600))
+		h.fails(t, denied.code, "volume", "list")
+		if got := h.run(t, "volume", "mount", "db", data); got.code != 0 ||
+			!strings.Contains(got.stdout, "the controller was not needed") {
+			t.Errorf("with a token that is denied, code %d: %+v", denied.code, got)
+		}
+		h.ok(t, "volume", "unmount", "db", data)
 	}
-	h.ok(t, "volume", "unmount", "db", data)
 	must(t, os.WriteFile(token, []byte(h.sim.Token), 0o600))
 
 	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.

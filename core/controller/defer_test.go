@@ -524,6 +524,19 @@ func TestPublishOfAChangingDisk(t *testing.T) {
 	})
 }
 
+// A disk that is on no instance does not hold up an unpublish, whatever happens to it.
+func TestUnpublishOfAChangingDisk(t *testing.T) {
+	inDeferring(t, func(t *testing.T, d *deferring) {
+		id := d.create(t, "v")
+		coretest.Must(t, d.control(http.MethodPatch, "/v0/disks/"+id, map[string]string{"state": "maintenance"}))
+		began := time.Now()
+		d.unpublish(t, id, d.nodes[0])
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the unpublish took %s", took)
+		}
+	})
+}
+
 // A slot whose disk is detached soon is worth waiting for.
 func TestFullInstanceWithADeferredDetach(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {

@@ -116,11 +116,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		case errors.Is(err, expand.ErrUnderWay):
 			return rack.Disk{}, err
 		case errors.Is(err, restart.ErrFull):
-			return rack.Disk{}, rpc.ResourceExhausted(
-				"%w: --max-disks is %d; unpublish another volume from that node first",
-				err,
-				c.maxDisks,
-			)
+			return rack.Disk{}, c.plannedFullError(ctx, instanceID, err)
 		case !errors.Is(err, restart.ErrPlanned):
 			return c.publishAttached(ctx, disk, instanceID, err)
 		}
@@ -142,6 +138,19 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
 	}
+}
+
+// plannedFullError is the error for an instance that has no room for a disk, even after a restart.
+func (c rackController) plannedFullError(ctx context.Context, instanceID string, full error) error {
+	disks, err := c.instanceDisks(ctx, instanceID)
+	if err == nil {
+		err = c.slotHeldError(ctx, instanceID, disks) // a restart for another volume does not detach such a disk
+	}
+	if err != nil {
+		return err
+	}
+	return rpc.ResourceExhausted(
+		"%w: --max-disks is %d; unpublish another volume from that node first", full, c.maxDisks)
 }
 
 // publishAttached publishes a disk that is attached to the instance although the rack refused the attach. If the disk
@@ -255,15 +264,19 @@ func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, in
 
 // unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance.
 func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
-	now, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
+	now, recorded, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}
 	now, err = c.waitToDetach(ctx, now)
-	if err == nil && now.InstanceID == disk.InstanceID {
-		sayDeferred(ctx, rpc.DeferredForRestart)
+	switch {
+	case err != nil || now.InstanceID != disk.InstanceID:
+		return err
+	case !recorded:
+		return c.stillAttachedError(disk)
 	}
-	return err
+	sayDeferred(ctx, rpc.DeferredForRestart)
+	return nil
 }
 
 // detachIfDeferred carries out a deferred detach that has no grace period, if the instance is stopped. It returns the

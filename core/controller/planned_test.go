@@ -256,6 +256,17 @@ func TestPlannedRestartKeepsAnUntimedDisk(t *testing.T) {
 	r.published(t, volume, r.Node(t, "node-b"))
 }
 
+// Such a disk keeps its slot. The error names it and the command, and Nomad repeats the publish.
+func TestPlannedFullInstanceWithAnUntimedDetach(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace, o.MaxDisks = time.Hour, 2 })
+	node, volume, other := r.Node(t, "node-a"), r.Create(t, "data"), r.Create(t, "other")
+	r.returned(t, volume, node)
+	coretest.WantCode(t, r.Publish(t, other, node), codes.ResourceExhausted, "--max-disks is 2")
+	r.Must(t, r.Unpublish(t, volume, node))
+	coretest.WantCode(t, r.Publish(t, other, node), codes.FailedPrecondition, "oxide-csi volume detach")
+}
+
 // The process that takes a restart over frees the disk of an untimed deferred detach, although it has no request for
 // the volume. Otherwise the instance would be restarted in vain, again and again.
 func TestPlannedHandoverFreesAnUntimedDisk(t *testing.T) {

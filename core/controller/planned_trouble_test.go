@@ -524,6 +524,30 @@ func TestPlannedHotplug(t *testing.T) {
 	}
 }
 
+// A rack accepts a detach, and the disk goes back to its instance. Nothing would detach it later, so the unpublish is
+// no success.
+func TestDetachThatIsUndone(t *testing.T) {
+	t.Parallel()
+	hot := func(o *coretest.Options) { o.Rack.Hotplug, o.Rack.HotplugAsync = true, true }
+	for mode, r := range map[string]*rig{"hot": newRig(t, hot), "restart": newRestartRig(t, hot)} {
+		node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+		r.Must(t, r.Publish(t, volume, node))
+		other, gate := r.gated(t)
+		detach := gate.Hold("POST", "/v1/instances/")
+		answer := make(chan error, 1)
+		go func() { answer <- other.Unpublish(t, volume, node) }()
+		detach.Entered(t)
+		look := gate.Hold("GET", "/v1/disks/")
+		detach.Release()
+		look.Entered(t)
+		coretest.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, volume) == "" })
+		r.AttachByHand(t, volume, node)
+		look.Release()
+		t.Log("attach mode", mode)
+		coretest.WantCode(t, <-answer, codes.Unavailable, "accepted the detach")
+	}
+}
+
 // drainer is an orchestrator that drains a node first.
 type drainer struct {
 	*guests

@@ -248,42 +248,49 @@ func checkSerial(disk rack.Disk, disks []rack.Disk) error {
 	return nil
 }
 
+// slotHeldError is the error for an instance without room of which a disk waits for its detach, or has just left. Such
+// an instance is not full for long: RESOURCE_EXHAUSTED would fail a Nomad allocation, and its text would ask for an
+// unpublish that was done. It is nil if no disk waits.
+func (c rackController) slotHeldError(ctx context.Context, instanceID string, disks []rack.Disk) error {
+	if !c.detacher.Timed() {
+		return nil
+	}
+	set, err := c.detacher.List(ctx)
+	if err != nil {
+		return err
+	}
+	var waiting error
+	for _, disk := range disks {
+		deferred, ok := set.Of(disk.VolumeID, instanceID)
+		if !ok {
+			continue
+		}
+		waiting = c.waitsForDetachError(disk, deferred, "then retry: the instance is full")
+		if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
+			break // this one makes room by itself
+		}
+	}
+	if waiting != nil {
+		return waiting
+	}
+	now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
+	if err == nil && len(now) < len(disks) {
+		err = rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+			"instance %s was full, and a disk has just been detached from it: retry", instanceID))
+	}
+	return err
+}
+
 // instanceFullError is the error for an instance without room for a disk. refused says that the rack refused it;
-// otherwise --max-disks is reached. If a disk of the instance waits for its detach, the error names that disk:
-// RESOURCE_EXHAUSTED would fail a Nomad allocation, and its text would ask for an unpublish that was done.
+// otherwise --max-disks is reached.
 func (c rackController) instanceFullError(
 	ctx context.Context,
 	instanceID string,
 	disks []rack.Disk,
 	refused bool,
 ) error {
-	if c.detacher.Timed() {
-		set, err := c.detacher.List(ctx)
-		if err != nil {
-			return err
-		}
-		var waiting error
-		for _, disk := range disks {
-			deferred, ok := set.Of(disk.VolumeID, instanceID)
-			if !ok {
-				continue
-			}
-			waiting = c.waitsForDetachError(disk, deferred, "and makes room on the full instance: retry then")
-			if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
-				break // this one makes room by itself
-			}
-		}
-		if waiting != nil {
-			return waiting
-		}
-		now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
-		if err != nil {
-			return err
-		}
-		if len(now) < len(disks) {
-			return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
-				"instance %s was full, and a disk has just been detached from it: retry", instanceID))
-		}
+	if err := c.slotHeldError(ctx, instanceID, disks); err != nil {
+		return err
 	}
 	if refused && len(disks) < c.maxDisks {
 		return rpc.ResourceExhausted(
@@ -452,10 +459,13 @@ func (c *Service) ControllerUnpublishVolume(
 	if err != nil {
 		return nil, err
 	}
-	if disk, err = rc.waitToDetach(ctx, disk); err != nil {
-		return nil, err
+	onNode := func(disk rack.Disk) bool { return disk.InstanceID != "" && (!nodeOK || disk.InstanceID == nodeID) }
+	if onNode(disk) { // otherwise a change of the disk, such as a snapshot that is being made, holds up nothing
+		if disk, err = rc.waitToDetach(ctx, disk); err != nil {
+			return nil, err
+		}
 	}
-	if disk.InstanceID == "" || (nodeOK && disk.InstanceID != nodeID) {
+	if !onNode(disk) {
 		if rc.engine != nil {
 			rc.engine.CancelAttachRequest(disk.VolumeID, nodeID)
 		}
@@ -512,15 +522,20 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 		return err
 	}
 	if detached.InstanceID == instanceID {
-		return rpc.Unavailable(
-			"disk %q (%s) is still attached to instance %s, although rack %q accepted the detach: retry",
-			disk.Name,
-			disk.ID,
-			instanceID,
-			c.rack.Name(),
-		)
+		return c.stillAttachedError(disk)
 	}
 	return nil
+}
+
+// stillAttachedError is the error for a disk that went back to its instance, and of which no record is left.
+func (c rackController) stillAttachedError(disk rack.Disk) error {
+	return rpc.Unavailable(
+		"disk %q (%s) is still attached to instance %s, although rack %q accepted the detach: retry",
+		disk.Name,
+		disk.ID,
+		disk.InstanceID,
+		c.rack.Name(),
+	)
 }
 
 // resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to

@@ -363,9 +363,8 @@ func TestUnpublishConverges(t *testing.T) {
 			r.Must(t, r.Publish(t, id, node))
 			r.Must(t, r.Sim.SetRunState(t.Context(), node, state))
 			r.Must(t, r.Unpublish(t, id, node))
-			if got := r.Holder(t, id); got != "" {
-				t.Errorf("the disk is attached to %q", got)
-			}
+			// The controller's own loop may have been faster to begin the detach.
+			coretest.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
 		})
 	}
 	t.Run("deleted disk", func(t *testing.T) {

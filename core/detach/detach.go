@@ -157,9 +157,12 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceI
 }
 
 // untimedIfRepeated makes a deferred detach untimed if the request for it may be the repetition of an old one, and
-// reports whether that changed it.
+// reports whether that changed it. Without a grace period a request comes after the unmount and is not repeated later.
+// Then a record may still be left from before, when there was one.
 func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) {
 	switch {
+	case d.opts.Grace == 0:
+		return timed(old)
 	case old.Over:
 		old.Over, old.Untimed = false, true
 		return old, true

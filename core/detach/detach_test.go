@@ -251,6 +251,26 @@ func TestWithoutGraceNothingIsRemembered(t *testing.T) {
 	}
 }
 
+// A record from before, when there was a grace period, makes no request a repetition: nothing would start its clock.
+func TestRecordIsLeftFromATimeWithGrace(t *testing.T) {
+	for _, untimed := range []bool{false, true} {
+		w := &world{holder: instance, turn: func(string) {}}
+		before := newDetacher(actor{w, ""})
+		must(t, before.Defer(t.Context(), volume, instance))
+		must(t, before.TakeBack(t.Context(), volume))
+		if untimed {
+			must(t, before.Defer(t.Context(), volume, instance))
+		}
+		now := detach.New(actor{w, ""}, detach.Options{Cluster: cluster})
+		must(t, now.Defer(t.Context(), volume, instance))
+		set, err := now.List(t.Context())
+		must(t, err)
+		if deferred, ok := set.Of(volume, instance); !ok || deferred.Untimed {
+			t.Errorf("an untimed record was left: %t; the records are now %v", untimed, w.records)
+		}
+	}
+}
+
 // A record of an earlier attachment to another instance does not stand in the way.
 func TestDeferReplacesARecordOfAnotherInstance(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}

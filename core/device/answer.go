@@ -93,7 +93,7 @@ func (r *ChildReader) readBlock(ctx context.Context, dev Device, index int) (con
 		return "", fmt.Errorf(
 			"%w within %s: %s: %s",
 			ErrNoAnswer,
-			time.Since(start).Round(time.Millisecond),
+			time.Since(start).Round(time.Second),
 			dev,
 			noAnswerHint,
 		)

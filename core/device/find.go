@@ -81,7 +81,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 				"%w: serial %q, after %s: %s",
 				ErrNotFound,
 				want.Serial,
-				time.Since(start).Round(time.Millisecond),
+				time.Since(start).Round(time.Second),
 				missing,
 			)
 		}
@@ -91,7 +91,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 				"%w: serial %q, after %s: %s: %w",
 				ErrNotFound,
 				want.Serial,
-				time.Since(start).Round(time.Millisecond),
+				time.Since(start).Round(time.Second),
 				missing,
 				ctx.Err(),
 			)

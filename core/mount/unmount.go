@@ -87,11 +87,11 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 			return err
 		}
 		if !time.Now().Before(end) {
-			return fmt.Errorf("%w after %s: %s", ErrBusy, time.Since(start).Round(time.Millisecond), describe())
+			return fmt.Errorf("%w after %s: %s", ErrBusy, time.Since(start).Round(time.Second), describe())
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w after %s: %s: %w", ErrBusy, time.Since(start).Round(time.Millisecond), describe(), ctx.Err())
+			return fmt.Errorf("%w after %s: %s: %w", ErrBusy, time.Since(start).Round(time.Second), describe(), ctx.Err())
 		case <-time.After(interval):
 		}
 	}

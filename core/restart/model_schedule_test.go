@@ -165,7 +165,7 @@ func (m *model) unpublish(p *modelProcess, v *modelVolume, instance string) {
 		if m.mode == modeHot {
 			_, err = (&modelView{m: m}).Detach(ctx, rack.DiskID(v.id), instance)
 		} else {
-			_, err = p.engine.Unpublish(ctx, v.id, instance, false)
+			_, _, err = p.engine.Unpublish(ctx, v.id, instance, false)
 		}
 		v.busy = false
 		if err == nil {
@@ -193,7 +193,7 @@ func (m *model) deleteDisk(ctx context.Context, p *modelProcess, id string) erro
 		return view.ConfirmProject(ctx)
 	}
 	if err == nil && disk.InstanceID != "" {
-		_, err = p.engine.Unpublish(ctx, id, disk.InstanceID, false)
+		_, _, err = p.engine.Unpublish(ctx, id, disk.InstanceID, false)
 	}
 	if err == nil {
 		err = view.deleteDisk(id)
@@ -563,12 +563,24 @@ func (m *model) ownerOptions(i *modelInstance) {
 	m.fault("user stop", "stopped by its owner", i.id, func() {
 		i.run, i.stoppedByOwner, i.ownerStarts, i.ownerActed = rack.Stopped, true, true, true
 		for _, r := range m.records {
-			if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, mayStop) {
+			if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, mayStop) && !m.unrequested(r.ID) {
 				i.stoppedByOwner = false // unknown to every process
 			}
 		}
 	})
 	m.fault("lost node", "is lost", i.id, func() { i.guest = guestLost })
+}
+
+// unrequested reports whether a process knows that the restart of this record has not asked for a stop yet.
+func (m *model) unrequested(recordID string) bool {
+	for _, p := range m.processes {
+		for _, w := range p.engine.held {
+			if w.record.recordID == recordID && !w.requestSent && !w.recovering {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // usedOn reports whether a volume is published on an instance. A volume whose work can go elsewhere leaves first.

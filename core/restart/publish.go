@@ -239,40 +239,43 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 // Unpublish ends the attach request for a volume and detaches its disk. If the instance runs, Unpublish records a
 // deferred detach instead, which the next restart carries out. It also defers the detach while the instance is being
 // restarted: an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the
-// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching. vouched says that a person
-// asks, who has confirmed that the volume is not in use there.
-func (e *Engine) Unpublish(ctx context.Context, volumeID, instanceID string, vouched bool) (rack.Disk, error) {
+// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching. recorded says that the rack
+// has a record of the unpublish, should the disk stay attached. vouched says that a person asks, who has confirmed that
+// the volume is not in use there.
+func (e *Engine) Unpublish(
+	ctx context.Context, volumeID, instanceID string, vouched bool,
+) (now rack.Disk, recorded bool, err error) {
 	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
-		return rack.Disk{}, err
+		return rack.Disk{}, false, err
 	}
 	defer release()
 	e.CancelAttachRequest(volumeID, instanceID)
 	disk, err := e.diskIfAny(ctx, volumeID)
 	if err != nil || disk.InstanceID != instanceID {
-		return disk, err
+		return disk, false, err
 	}
 	records, err := e.readRecords(ctx)
 	if err != nil {
-		return rack.Disk{}, err
+		return rack.Disk{}, false, err
 	}
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		detached, err := e.detachNow(ctx, disk, instanceID, vouched, records)
 		if !errors.Is(err, rack.ErrNotStopped) {
-			return detached, err
+			return detached, e.opts.Detacher.Timed(), err
 		}
 		e.refusesHot.Store(true)
 	}
 	instance, err := e.rack.Instance(ctx, instanceID)
 	switch {
 	case err != nil:
-		return disk, err
+		return disk, false, err
 	case instance.BootDiskID == disk.ID:
-		return disk, nil // never published, and no restart can detach it
+		return disk, true, nil // never published, and no restart can detach it
 	case vouched:
-		return disk, e.opts.Detacher.DeferVouched(ctx, volumeID, instanceID)
+		return disk, true, e.opts.Detacher.DeferVouched(ctx, volumeID, instanceID)
 	}
-	return disk, e.opts.Detacher.Defer(ctx, volumeID, instanceID)
+	return disk, true, e.opts.Detacher.Defer(ctx, volumeID, instanceID)
 }
 
 // detachNow detaches a disk. Where deferred detaches are timed, this is remembered.

@@ -65,7 +65,7 @@ func (replacing) Disk(context.Context, string) (rack.Disk, error) {
 // A volume without a disk is attached nowhere, so it is unpublished.
 func TestUnpublishOfAVolumeWithoutADisk(t *testing.T) {
 	e := New(replacing{}, Options{Log: slog.New(slog.DiscardHandler)})
-	if disk, err := e.Unpublish(t.Context(), volumeID(0), "i", false); err != nil || disk.InstanceID != "" {
+	if disk, _, err := e.Unpublish(t.Context(), volumeID(0), "i", false); err != nil || disk.InstanceID != "" {
 		t.Errorf("Unpublish: %+v, %v", disk, err)
 	}
 	if err := e.DeferDetach(t.Context(), volumeID(0), "i"); err != nil {

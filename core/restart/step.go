@@ -231,8 +231,9 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 		h.ownersStop = true
 		e.enterStage(h, stageApplying)
 		return nil
-	case instance.RunState != rack.Running:
-		return e.endRestart(ctx, h)
+	}
+	if reason, _ := e.leftAlone(id, instance); reason != "" {
+		return e.endRestart(ctx, h) // it was stopped when its restart was planned, or this process knows better
 	}
 	if reason, _ := e.blockReason(candidate{instance: id}); reason != "" {
 		return e.endRestart(ctx, h) // the process that planned it was allowed to restart it, this one is not
@@ -366,6 +367,8 @@ func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
 	switch {
 	case err != nil:
 		return err
+	case instance.RunState != rack.Running && !h.requestSent && !h.recovering:
+		return e.finish(ctx, h) // its owner stopped it and will start it
 	case instance.RunState != rack.Running:
 		e.enterStage(h, stageStopping)
 		return nil

@@ -135,6 +135,74 @@ func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
 	}
 }
 
+// An owner who stops an instance before anything was asked of its guest will start it, also if the restart was given up
+// meanwhile. A process that has taken the restart over does not know whether something was asked.
+func TestOwnersStopDuringAGivenUpRestart(t *testing.T) {
+	for _, test := range []struct {
+		recovering bool
+		undrains   int
+		stage      stage
+	}{{false, 1, stageCancelling}, {true, 0, stageStopping}} {
+		record := restartRecord{ID: "1", Instance: "i", recordID: "r", MayStop: true}
+		r, d := &takenOver{}, &drained{}
+		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+		e := New(r, Options{Cluster: "prod", Shutdown: Drain, Requester: d, Log: slog.New(slog.DiscardHandler)})
+		h := &heldRestart{record: record, stage: stageCancelling, recovering: test.recovering}
+		h.since = time.Now().Add(-2 * backTimeout) // this orchestrator has no node whose request could be cleared
+		e.held["1"] = h
+		if err := e.withdraw(t.Context(), h); err != nil {
+			t.Error(err)
+		}
+		if over := len(r.records) == 0; over != (test.undrains == 1) || d.undrains != test.undrains || h.stage != test.stage {
+			t.Errorf("%+v: %d records, %d undrains, stage %s", test, len(r.records), d.undrains, h.stage)
+		}
+	}
+}
+
+// justStarted is a rack with an instance that its owner has just started.
+type justStarted struct {
+	takenOver
+	stops int
+}
+
+func (r *justStarted) Instance(context.Context, string) (rack.Instance, error) {
+	return rack.Instance{ID: "i", RunState: rack.Running, RunStateSince: time.Now()}, nil
+}
+
+func (r *justStarted) Disk(context.Context, string) (rack.Disk, error) {
+	return rack.Disk{VolumeID: "v", State: rack.Detached}, nil
+}
+
+func (r *justStarted) StopInstance(context.Context, string) error {
+	r.stops++
+	return nil
+}
+
+// An instance that was stopped when its restart was planned, and runs when it begins, has its cool-down.
+func TestOwnersStartBeforeAPlannedRestart(t *testing.T) {
+	for _, coolDown := range []time.Duration{0, time.Hour} {
+		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", recordID: "r"}
+		r := &justStarted{}
+		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+		e := New(r, Options{
+			Cluster: "prod", MaxDown: 1, MaxDisks: 8, Shutdown: Hard, CoolDown: coolDown, Log: slog.New(slog.DiscardHandler),
+		})
+		e.requests["v"] = &attachRequest{volume: "v", instance: "i"}
+		h := &heldRestart{record: record, stage: stagePlanned, since: time.Now()}
+		e.held["1"] = h
+		records, err := e.readRecords(t.Context())
+		if err == nil {
+			err = e.startShutdown(t.Context(), h, records)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if stopped := r.stops > 0; stopped != (coolDown == 0) {
+			t.Errorf("cool-down %s: the instance was stopped: %t", coolDown, stopped)
+		}
+	}
+}
+
 // takenRack is a rack on which another controller attaches the disk to another instance just before this one does.
 type takenRack struct {
 	Rack

@@ -72,6 +72,12 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 		return metadata.RestartReply{}, err
 	}
 	requested, reply, err := r.readRestart(ctx, name)
+	if err == nil && requested != restartID {
+		// Another Node may have got the instance's ID since. Only the Node with the request answers.
+		if name, err = r.markedNode(ctx, restartAnnotation, restartID); err == nil && name != "" {
+			requested, reply, err = r.readRestart(ctx, name)
+		}
+	}
 	if err != nil || requested != restartID {
 		return metadata.RestartReply{}, err
 	}
@@ -79,32 +85,42 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 }
 
 // Withdraw implements [metadata.RestartRequester].
-func (r *Restarts) Withdraw(
-	ctx context.Context,
-	instanceID, restartID string,
-) (reply metadata.RestartReply, err error) {
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	name, err := r.nodeName(ctx, instanceID)
-	if errors.Is(err, metadata.ErrConflict) {
-		name, err = r.markedNode(ctx, restartAnnotation, restartID)
-	}
-	if err != nil || name == "" {
+	if err == nil {
+		if reply, requested, err := r.withdrawFrom(ctx, name, restartID); requested || err != nil {
+			return reply, err
+		}
+	} else if !errors.Is(err, metadata.ErrConflict) {
 		return metadata.RestartReply{}, err
 	}
+	// As in Reply.
+	marked, err := r.markedNode(ctx, restartAnnotation, restartID)
+	if err != nil || marked == "" || marked == name {
+		return metadata.RestartReply{}, err
+	}
+	reply, _, err := r.withdrawFrom(ctx, marked, restartID)
+	return reply, err
+}
+
+// withdrawFrom withdraws a restart from a Node, unless the Node has accepted it. requested says that the Node had the
+// request.
+func (r *Restarts) withdrawFrom(
+	ctx context.Context,
+	name, restartID string,
+) (reply metadata.RestartReply, requested bool, err error) {
 	err = r.patchUnchanged(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
-		var requested string
-		if requested, reply = n.restart(); requested != restartID {
-			reply = metadata.RestartReply{}
-			return nil
-		}
-		if reply.State == metadata.RestartAccepted {
+		var id string
+		id, reply = n.restart()
+		if requested = id == restartID; !requested || reply.State == metadata.RestartAccepted {
 			return nil
 		}
 		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.ResourceVersion)
 	})
-	if err != nil {
-		return metadata.RestartReply{}, err
+	if err != nil || !requested {
+		reply = metadata.RestartReply{}
 	}
-	return reply, nil
+	return reply, requested, err
 }
 
 // Forget implements [metadata.RestartRequester].

@@ -414,18 +414,49 @@ func (c *cluster) annotations(name string) object {
 	return marks
 }
 
+// The Node that has accepted a restart answers for it, also after another Node has got the instance's ID. Otherwise the
+// restart would count as withdrawn, and nothing would start the instance again.
+func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
+	c := newCluster(t)
+	r := kubernetes.NewRestarts(c.options(""))
+	if err := r.Request(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted}
+	if err := kubernetes.NewListener(c.options(nodeName)).Reply(t.Context(), "1", accepted); err != nil {
+		t.Fatal(err)
+	}
+	c.set(func() {
+		delete(c.csiNodes, nodeName)
+		c.register(otherName, idA)
+	})
+	reply, err := r.Reply(t.Context(), idA, "1")
+	if err != nil || reply.State != metadata.RestartAccepted {
+		t.Errorf("reply: %v, %v", reply, err)
+	}
+	if reply, err = r.Withdraw(t.Context(), idA, "1"); err != nil || reply.State != metadata.RestartAccepted {
+		t.Errorf("withdrawal: %v, %v", reply, err)
+	}
+	if reply, err = r.Withdraw(t.Context(), idA, "2"); err != nil || reply.State != metadata.RestartUnanswered {
+		t.Errorf("withdrawal of another restart: %v, %v", reply, err)
+	}
+}
+
 // Later calls for an instance do not list all Nodes of the cluster again.
 func TestNodesAreRemembered(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
+	if err := r.Request(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
+	c.set(func() { c.calls = nil })
 	for range 3 {
 		if _, err := r.Reply(t.Context(), idA, "1"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := []string{
-		"GET /apis/storage.k8s.io/v1/csinodes", "GET /apis/storage.k8s.io/v1/csinodes", // two pages
-		"GET /api/v1/nodes/" + nodeName,
+		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
 		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
 		"GET /apis/storage.k8s.io/v1/csinodes/" + nodeName, "GET /api/v1/nodes/" + nodeName,
 	}

@@ -10,17 +10,21 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // Options holds the sockets of the plugin and the settings of a [Client].
@@ -222,5 +226,9 @@ func answerError(ctx context.Context, call Call, socket, service string, answer 
 		Text: fmt.Sprintf("%s: %s: %s%s", call.Method, answer.Code(), answer.Message(),
 			nextStep(call.Method, answer.Code())),
 		rackFailed: answer.Code() == codes.Internal && !strings.HasPrefix(call.Method, "Node"),
+		noProject: slices.ContainsFunc(answer.Details(), func(detail any) bool {
+			info, ok := detail.(*errdetails.ErrorInfo)
+			return ok && info.GetDomain() == rpc.PluginName && info.GetReason() == rpc.ReasonProject
+		}),
 	}
 }

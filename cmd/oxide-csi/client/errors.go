@@ -20,6 +20,8 @@ type Error struct {
 	unreachable error
 	// rackFailed says that the controller answered INTERNAL: the rack failed.
 	rackFailed bool
+	// noProject says that the controller's project does not exist, or that the rack hides it from the token.
+	noProject bool
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -88,7 +90,8 @@ func IsWorthWaiting(err error) bool {
 // isDenied reports whether the plugin answered that the rack denies its calls, which says nothing about the volume.
 func isDenied(err error) bool {
 	var failure *Error
-	return errors.As(err, &failure) && failure.unreachable == nil && ExitCode(err) == exitNotAllowed
+	return errors.As(err, &failure) && failure.unreachable == nil &&
+		(failure.noProject || ExitCode(err) == exitNotAllowed)
 }
 
 func isNotFound(err error) bool {
