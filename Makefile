@@ -161,7 +161,7 @@ e2e-k8s-sample: ## run a quick one of each kind of these tests; as root
 	$(MAKE) e2e-k8s-conformance FOCUS=sample
 
 .PHONY: e2e-stories
-e2e-stories: ## break volumes in twenty ways and make eighteen mistakes on the same cluster, and read what it says; as root
+e2e-stories: ## break volumes in twenty ways and make 24 mistakes on the same cluster, and read what it says; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars
 	go run ./test/all -tags=k8s,stories -count=1 -timeout=60m -run='^(TestStories|TestSymptomRows|TestPlannedRestart|TestSidecarMemory)$$' ./test/k8s
@@ -261,9 +261,10 @@ chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and k
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
 .PHONY: chaos-nomad
-chaos-nomad: DURATION = 1m
-chaos-nomad: deps ## what Nomad asks, for DURATION (1m): unpublishes early, late or never, rack faults, killed rack and controller
+chaos-nomad: DURATION = 40s
+chaos-nomad: deps ## what Nomad asks, on a rack with hot-plug and on one without, each for DURATION (40s): unpublishes early, late or never, rack faults, killed rack and controller
 	go run ./test/chaos -nomad -faults 0.04 -kills 6s -duration $(DURATION)
+	go run ./test/chaos -nomad -restarts -faults 0.04 -kills 6s -duration $(DURATION)
 
 .PHONY: chaos-buckets
 chaos-buckets: DURATION = 30s

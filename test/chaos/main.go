@@ -46,6 +46,8 @@
 //   - A volume that is mounted stays attached.
 //   - After the last fault each volume moves to another node within three minutes.
 //   - At the end each volume can be deleted.
+//
+// With -nomad and -restarts the rack has no hot-plug, and the controller restarts instances.
 package main
 
 import (
@@ -114,10 +116,10 @@ func main() {
 	defer stop()
 	campaign := run
 	switch {
-	case o.restarts:
-		campaign = runPlanned
 	case o.nomad:
 		campaign = runNomad
+	case o.restarts:
+		campaign = runPlanned
 	}
 	fmt.Printf(
 		"chaos: seed %d, %d workers, %s, each kind of fault with probability %v, a kill every %s\n",

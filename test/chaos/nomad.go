@@ -68,7 +68,11 @@ func runNomad(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	p := newPlannedWorld(base, forNomad, 1)
+	kind := forNomad
+	if o.restarts {
+		kind = forNomadRestarts
+	}
+	p := newPlannedWorld(base, kind, 1)
 	b := newResults()
 	defer func() { err = errors.Join(err, p.end(o.keep || err != nil)) }()
 	if err := errors.Join(os.Mkdir(p.path(claimsName), 0o755), p.begin(ctx, b)); err != nil {

@@ -25,15 +25,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
-// planner is an environment variable that makes this program a controller: in attach mode restart ([forRestarts]), or
-// under Nomad ([forNomad]). The controller has a shorter lease and shorter waits than the plugin's program. With the
-// plugin's lease of a minute, the work of a killed controller would wait for most of a run.
+// planner is an environment variable that makes this program a controller: in attach mode restart ([forRestarts]),
+// under Nomad ([forNomad]), or both ([forNomadRestarts]). The controller has a shorter lease and shorter waits than the
+// plugin's program. With the plugin's lease of a minute, the work of a killed controller would wait for most of a run.
 const planner = "CHAOS_PLANNER"
 
 // Values of [planner].
 const (
-	forRestarts = "restarts"
-	forNomad    = "nomad"
+	forRestarts      = "restarts"
+	forNomad         = "nomad"
+	forNomadRestarts = "nomad-restarts"
 )
 
 // claimsDir is an environment variable with the folder of [claims], for a controller under Nomad.
@@ -45,22 +46,25 @@ const (
 	maxDown      = 2
 )
 
-// plannerOptions are the options of a controller in which the two kinds differ.
-func plannerOptions(kind string) controller.Options {
-	if kind == forNomad {
-		return controller.Options{DetachGrace: nomadGrace, Orchestrator: claims(os.Getenv(claimsDir))}
+// plannerOptions are the options of a controller in which the kinds differ.
+func plannerOptions(kind string) (o controller.Options) {
+	if kind != forRestarts {
+		o.DetachGrace, o.Orchestrator = nomadGrace, claims(os.Getenv(claimsDir))
 	}
-	return controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
-		Policy:      restart.Allow,
-		Shutdown:    restart.Hard,
-		Window:      300 * time.Millisecond,
-		MaxDown:     maxDown,
-		CoolDown:    time.Second,
-		HaltTimeout: 10 * time.Second,
-		Poll:        100 * time.Millisecond,
-		Idle:        500 * time.Millisecond,
-		Lease:       plannedLease,
-	}}}
+	if kind != forNomad {
+		o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
+			Policy:      restart.Allow,
+			Shutdown:    restart.Hard,
+			Window:      300 * time.Millisecond,
+			MaxDown:     maxDown,
+			CoolDown:    time.Second,
+			HaltTimeout: 10 * time.Second,
+			Poll:        100 * time.Millisecond,
+			Idle:        500 * time.Millisecond,
+			Lease:       plannedLease,
+		}}
+	}
+	return o
 }
 
 // runPlanner runs a controller until it gets a signal, and then ends like the plugin. It accepts the flags that
