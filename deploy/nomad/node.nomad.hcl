@@ -55,13 +55,13 @@ variable "max_disks" {
 variable "memory" {
   type        = number
   default     = 256
-  description = "memory in MiB that each client reserves; with raw_exec, and without memory_max, also the limit for the plugin and for mkfs and fsck"
+  description = "memory in MiB that each client reserves; with raw_exec, and without memory oversubscription, also the limit for the plugin and for mkfs and fsck"
 }
 
 variable "memory_max" {
   type        = number
-  default     = null
-  description = "with raw_exec: the limit in MiB, or -1 for none; Nomad ignores it, with a warning, unless its scheduler allows memory oversubscription"
+  default     = -1
+  description = "with raw_exec: the limit in MiB, or -1 for none; Nomad ignores it, with a warning, unless its scheduler allows memory oversubscription: then memory is the limit"
 }
 
 variable "attach_mode" {

@@ -69,7 +69,8 @@ func (c *cluster) compoundFault(t *testing.T, name, unpowered, drained string, n
 		down := c.node(unpowered)
 		return err == nil && node.DrainStrategy == nil && down != nil && down.Status != api.NodeStatusReady
 	})
-	t.Logf("measured: %s: nothing runs after %s; records of detaches on the rack: %d", name, since(began), c.deferred(t))
+	records, _ := c.deferred(t)
+	t.Logf("measured: %s: nothing runs after %s; records of detaches on the rack: %d", name, since(began), records)
 	if noticed {
 		must(t, c.sim.SetRunState(t.Context(), instance, "running"))
 	}
@@ -93,9 +94,9 @@ func (c *cluster) compoundFault(t *testing.T, name, unpowered, drained string, n
 
 func since(began time.Time) time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
 
-// deferred counts the records of deferred detaches on the rack, also those that are over. It depends on chance whether
-// Nomad reached a controller in time.
-func (c *cluster) deferred(t *testing.T) (n int) {
+// deferred counts the records of deferred detaches on the rack, and those of them that are not over. It depends on
+// chance whether Nomad reached a controller in time.
+func (c *cluster) deferred(t *testing.T) (all, open int) {
 	t.Helper()
 	client, err := c.sim.Client()
 	must(t, err)
@@ -104,8 +105,11 @@ func (c *cluster) deferred(t *testing.T) (n int) {
 	must(t, err)
 	for _, group := range list {
 		if strings.HasPrefix(string(group.Name), "csi-detach-") {
-			n++
+			all++
+			if !strings.Contains(group.Description, `"over":true`) {
+				open++
+			}
 		}
 	}
-	return n
+	return all, open
 }

@@ -85,6 +85,10 @@ func (c *cluster) redeploy(t *testing.T, operator cli, old string) (alloc string
 	if n := calls.Counts["instance_disk_detach"]; n > 0 {
 		t.Errorf("%d detaches", n)
 	}
+	// Nothing detaches the disk at the end of the grace period of the old allocation's unpublish.
+	if all, open := c.deferred(t); open > 0 {
+		t.Errorf("of %d deferred detaches %d are not over", all, open)
+	}
 	return alloc
 }
 

@@ -62,6 +62,11 @@ func (c *cluster) containers(t *testing.T) {
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
+	// The command of docs/how-to/troubleshooting-nomad.md, with the program's path in the container.
+	list := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", "/oxide-csi", "volume", "list")
+	if !strings.Contains(list, "node-a") {
+		t.Errorf("volume list: %s", list)
+	}
 	m := c.clients["node-a"]
 	limit := strings.TrimSpace(m.docker(t, "inspect", "--format={{.HostConfig.Memory}}", m.container(t, "oxide-csi-node")))
 	if limit != strconv.Itoa(1<<40) {

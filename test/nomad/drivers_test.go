@@ -72,9 +72,9 @@ func TestMemory(t *testing.T) {
 		limit     *int
 		files     []string
 	}{
-		{"default", nil, 256, nil, []string{"node", "monolith"}},
-		{"more", []string{"NOMAD_VAR_memory=1024"}, 1024, nil, []string{"node", "monolith"}},
-		{"no limit", []string{"NOMAD_VAR_memory_max=-1"}, 256, new(-1), []string{"node", "monolith"}},
+		{"default", nil, 256, new(-1), []string{"node", "monolith"}},
+		{"more", []string{"NOMAD_VAR_memory=1024"}, 1024, new(-1), []string{"node", "monolith"}},
+		{"a limit", []string{"NOMAD_VAR_memory_max=2048"}, 256, new(2048), []string{"node", "monolith"}},
 		{"default", nil, 64, nil, []string{"controller"}},
 		{"more", []string{"NOMAD_VAR_controller_memory=128"}, 128, nil, []string{"controller"}},
 	} {

@@ -805,9 +805,8 @@ func (c *cluster) monolith(t *testing.T) {
 	)
 	c.allowController(t, "oxide-csi")
 	c.putToken(t, "oxide-csi", c.sim.Token)
-	// Where the scheduler allows memory oversubscription, the job needs no limit.
+	// Where the scheduler allows memory oversubscription, the job has no limit.
 	root.run(t, "operator", "scheduler", "set-config", "-memory-oversubscription=true")
-	root.variables = append(root.variables, "NOMAD_VAR_memory_max=-1")
 	root.run(t, "job", "run", "monolith.nomad.hcl")
 	c.healthy(1, 1)
 	operator := c.operator(t)
