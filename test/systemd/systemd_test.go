@@ -595,25 +595,41 @@ func (m *machine) encrypted() {
 
 // wrongSetting checks that a start with a wrong setting fails at once, and is not repeated again and again.
 func (m *machine) wrongSetting() {
-	m.write("/etc/oxide-csi/node.env", "OXIDE_CSI_MAX_DISKS=eight\n", 0o640)
-	if said, err := m.try("systemctl", "restart", "oxide-csi-node"); err == nil {
-		m.t.Errorf("systemctl restart succeeds with a wrong setting: %s", said)
+	for _, wrong := range []struct{ service, file, setting, says string }{
+		{"oxide-csi-node", "node.env", "OXIDE_CSI_MAX_DISKS=eight", `config: --max-disks: "eight" is not a whole number`},
+		{"oxide-csi-controller", "controller.env", "OXIDE_CSI_MAX_DISKS=eight", `config: --max-disks: "eight" is not a whole number`},
+		{"oxide-volume@wrong", "volumes/wrong.env", "TARGET=/srv/wrong\nMOUNT_FLAGS=--fs-typ=xfs", "--fs-typ: unknown flag"},
+	} {
+		file := "/etc/oxide-csi/" + wrong.file
+		before, err := os.ReadFile(m.in(file))
+		isNew := errors.Is(err, fs.ErrNotExist)
+		if !isNew {
+			must(m.t, err)
+		}
+		m.write(file, string(before)+wrong.setting+"\n", 0o640)
+		if said, err := m.try("systemctl", "restart", wrong.service); err == nil {
+			m.t.Errorf("systemctl restart %s succeeds with a wrong setting: %s", wrong.service, said)
+		}
+		m.eventually(
+			wrong.service+" has failed",
+			func() bool { return m.property(wrong.service, "ActiveState") == "failed" },
+		)
+		if code := m.property(wrong.service, "ExecMainStatus"); code != "2" {
+			m.t.Errorf("the exit code of %s is %s", wrong.service, code)
+		}
+		// journald may write the last lines of a process only after systemd has seen its end.
+		m.eventually("the journal has the reason", func() bool {
+			return strings.Contains(m.run("journalctl", "--no-pager", "--unit="+wrong.service), wrong.says)
+		})
+		if isNew {
+			must(m.t, os.Remove(m.in(file)))
+			m.run("systemctl", "reset-failed", wrong.service)
+			continue
+		}
+		m.write(file, string(before), 0o640)
+		m.run("systemctl", "start", wrong.service)
+		m.dial(strings.TrimPrefix(wrong.service, "oxide-csi-"))
 	}
-	m.eventually(
-		"the node plugin has failed",
-		func() bool { return m.property("oxide-csi-node", "ActiveState") == "failed" },
-	)
-	if code := m.property("oxide-csi-node", "ExecMainStatus"); code != "2" {
-		m.t.Errorf("the exit code is %s", code)
-	}
-	// journald may write the last lines of a process only after systemd has seen its end.
-	m.eventually("the journal has the reason", func() bool {
-		log := m.run("journalctl", "--no-pager", "--unit=oxide-csi-node")
-		return strings.Contains(log, `config: --max-disks: "eight" is not a whole number`)
-	})
-	m.write("/etc/oxide-csi/node.env", "", 0o640)
-	m.run("systemctl", "start", "oxide-csi-node")
-	m.dial("node")
 }
 
 // stop checks that both plugins stop cleanly.
