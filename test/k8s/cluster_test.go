@@ -40,10 +40,11 @@ type cluster struct {
 	c    *node
 }
 
-// newCluster starts the rack and a cluster of two nodes, without the plugin.
-func newCluster(t *testing.T) *cluster {
+// newCluster starts the rack and a cluster of two nodes, without the plugin. No node uses the spare instances yet.
+func newCluster(t *testing.T, spare ...string) *cluster {
 	c := newControlPlane(t)
-	c.sim = c.startRack(t, "rack", rackAddress, "node-a,node-b", "--hotplug=async")
+	instances := strings.Join(append([]string{"node-a", "node-b"}, spare...), ",")
+	c.sim = c.startRack(t, "rack", rackAddress, instances, "--hotplug=async")
 	c.a, c.b = c.newNode(c.sim, "node-a", nodeA), c.newNode(c.sim, "node-b", nodeB)
 	c.join(t, c.a, c.b)
 	return c

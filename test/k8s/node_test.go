@@ -35,7 +35,8 @@ type node struct {
 	Name string
 	// Address is where its kubelet listens, on the loopback device.
 	Address string
-	// Instance is the instance's ID on its rack, and Guest the folder with its devices.
+	// Instance is the instance's ID on its rack, which its kubelet makes the provider ID. If it is empty, the Node gets no
+	// provider ID. Guest is the folder with the instance's devices.
 	Instance, Guest string
 	// Rack is the value of the Node's rack label, Taint a taint with which the Node registers. Empty means none.
 	Rack, Taint string
@@ -298,8 +299,11 @@ state = "/run/containerd"
 
 func (n *node) configureKubelet() error {
 	also := ""
+	if n.Instance != "" {
+		also += fmt.Sprintf("providerID: oxide://%s\n", n.Instance)
+	}
 	if n.Taint != "" {
-		also = fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
+		also += fmt.Sprintf("registerWithTaints: [{key: %q, effect: NoExecute}]\n", n.Taint)
 	}
 	if n.ShutdownGrace {
 		also += "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 5s\n"
@@ -313,22 +317,21 @@ kind: KubeletConfiguration
 address: %[1]s
 healthzBindAddress: %[1]s
 containerRuntimeEndpoint: unix://%[2]s
-providerID: oxide://%[3]s
 cgroupDriver: cgroupfs
-cgroupRoot: /%[4]s
+cgroupRoot: /%[3]s
 failCgroupV1: false
 failSwapOn: false
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-resolvConf: %[5]s
+resolvConf: %[4]s
 clusterDNS: [10.96.0.10]
 makeIPTablesUtilChains: false
-volumePluginDir: %[7]s/volumeplugins
+volumePluginDir: %[6]s/volumeplugins
 nodeStatusUpdateFrequency: 2s
 syncFrequency: 10s
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
-%[6]s`, n.Address, containerdSocket, n.Instance, n.cgroups(), n.path("resolv.conf"), also, n.kubeletDir())),
+%[5]s`, n.Address, containerdSocket, n.cgroups(), n.path("resolv.conf"), also, n.kubeletDir())),
 		n.write("kubeconfig", kubeconfig(n.Dir, "system:node:"+n.Name)),
 	)
 }

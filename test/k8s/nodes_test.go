@@ -403,12 +403,16 @@ func (c *cluster) wrongSecret(t *testing.T) {
 		c.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/oxide-csi-controller")
 	}
 	says("give a token of this silo")
-	c.apply(t, claim{name: "no-token"}.String()+pod{name: "no-token", claim: "no-token"}.String())
-	eventually(t, "the claim says that the token is wrong", func() bool {
-		events := c.get(t, ".items[*].message", "events",
-			"--field-selector=involvedObject.name=no-token,reason=ProvisioningFailed")
-		return strings.Contains(events, rack.ErrUnauthenticated.Error())
-	})
+	claimSays := func(name string, reason error) {
+		t.Helper()
+		c.apply(t, claim{name: name}.String()+pod{name: name, claim: name}.String())
+		eventually(t, "the claim says: "+reason.Error(), func() bool {
+			events := c.get(t, ".items[*].message", "events",
+				"--field-selector=involvedObject.name="+name+",reason=ProvisioningFailed")
+			return strings.Contains(events, reason.Error())
+		})
+	}
+	claimSays("no-token", rack.ErrUnauthenticated)
 	// The scheduler hides nothing, because the free capacity of one rack is not published.
 	events := c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=no-token")
 	if strings.Contains(events, "did not have enough free storage") {
@@ -418,11 +422,12 @@ func (c *cluster) wrongSecret(t *testing.T) {
 	c.setSecret(t, "project", "no-such-project")
 	restart()
 	says(rack.ErrProject.Error())
+	claimSays("no-project", rack.ErrProject)
 	c.setSecret(t, "project", c.sim.Project)
 	restart()
 	c.rolledOut(t)
-	c.running(t, "no-token")
-	c.gone(t, "pod/no-token", "pvc/no-token")
+	c.running(t, "no-token", "no-project")
+	c.gone(t, "pod/no-token", "pvc/no-token", "pod/no-project", "pvc/no-project")
 }
 
 // setSecret changes a key of the plugin's Secret.
@@ -476,11 +481,15 @@ func (c *cluster) rolledOut(t *testing.T) {
 // helm runs helm as the administrator.
 func (c *cluster) helm(t *testing.T, args ...string) {
 	t.Helper()
+	must(t, c.tryHelm(args...))
+}
+
+// tryHelm runs helm as the administrator. An error has what helm said.
+func (c *cluster) tryHelm(args ...string) error {
 	cmd := exec.Command(
 		filepath.Join(c.programs, "helm"),
 		append(args, "--namespace="+namespace, "--kubeconfig="+c.path("admin.kubeconfig"))...)
 	cmd.Env = append(os.Environ(), "HOME="+c.dir)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)
-	}
+	_, err := output(cmd)
+	return err
 }

@@ -94,11 +94,18 @@ var (
 // restartedOnce starts a set whose volumes are not attached to its node yet. One restart attaches all of them.
 func (c *cluster) restartedOnce(t *testing.T) {
 	databases.on, latecomer.on = c.a, c.a
+	began := time.Now()
 	c.apply(t, databases.String())
 	eventually(t, "the claim says what its volume waits for", func() bool {
 		shown, err := c.try("describe", "pvc", "data-db-0")
 		return err == nil && strings.Contains(shown, "WaitsForRestart")
 	})
+	// The attacher has no answer to show before its time is over.
+	took := time.Since(began)
+	t.Logf("measured: the claim says what its volume waits for after %.0f s", took.Seconds())
+	if took > 50*time.Second {
+		t.Errorf("the claim said what its volume waits for after %s", took)
+	}
 	c.running(t, databases.names()...)
 	c.boots(t, 1, 0)
 	if got := c.events(t, c.a, "RestartPlanned"); !strings.Contains(got, "restarting the instance to change its disks") {

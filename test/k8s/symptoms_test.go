@@ -26,7 +26,7 @@ func TestSymptomRows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: namespaces, mounts, loop devices")
 	}
-	c := newCluster(t)
+	c := newCluster(t, spareInstance, otherInstance)
 	c.install(t, "overlay")
 	for _, row := range []struct {
 		quoted string
@@ -50,10 +50,20 @@ func TestSymptomRows(t *testing.T) {
 		{"CreateContainerConfigError", c.missingKey},
 		{"config: ", c.wrongSetting},
 		{"cannot be believed", c.lostRole},
+		{"topology value collision", c.anotherRackLabel},
+		{"the startup taint is not removed yet", c.mayNotRemoveTaint},
+		{"disk not found in this guest", c.anotherInstance},
+		{"Init:0/1", c.uninitialized},
+		// From here on the chart has replaced the manifests.
+		{"the cluster ID would change from", c.anotherClusterID},
+		{"this node is not known yet", c.uninitializedWithoutInit},
 	} {
 		t.Run(row.quoted, func(t *testing.T) { row.make(t, row.quoted) })
 	}
 }
+
+// spareInstance is the instance of a node that a test adds. No node runs on otherInstance.
+const spareInstance, otherInstance = "node-c", "node-d"
 
 // event waits until an event of an object of any namespace has the text.
 func (c *cluster) event(t *testing.T, object, text string) {
@@ -302,5 +312,122 @@ func (c *cluster) wrongSetting(t *testing.T, quoted string) {
 			"-l", "app=oxide-csi-controller")
 		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-controller", "-c", "oxide-plugin", "--tail=20")
 		return strings.Contains(waiting, "CrashLoopBackOff") && strings.Contains(said, quoted)
+	})
+}
+
+// anotherRackLabel gives a Node's rack another name.
+func (c *cluster) anotherRackLabel(t *testing.T, quoted string) {
+	label := func(label string) {
+		c.kubectl(t, "label", "--overwrite", "node", c.b.Name, label)
+		c.kubectl(
+			t,
+			"-n",
+			namespace,
+			"delete",
+			"pods",
+			"-l",
+			"app=oxide-csi-node",
+			"--field-selector=spec.nodeName="+c.b.Name,
+		)
+	}
+	label("oxide.computer/rack=renamed")
+	t.Cleanup(func() { label("oxide.computer/rack-"); c.rolledOut(t); c.registered(t, c.b, "default") })
+	eventually(t, "kubelet's log says: "+quoted, func() bool {
+		said, err := os.ReadFile(c.b.path("kubelet.log"))
+		must(t, err)
+		return strings.Contains(string(said), quoted)
+	})
+}
+
+// mayNotRemoveTaint takes the right to change Nodes away from the node plugin.
+func (c *cluster) mayNotRemoveTaint(t *testing.T, quoted string) {
+	c.components(t)
+	c.kubectl(t, "patch", "clusterrole", "oxide-csi-node", "--type=json", "-p",
+		`[{"op":"test","path":"/rules/2/verbs","value":["patch"]},{"op":"remove","path":"/rules/2"}]`)
+	c.kubectl(t, "taint", "node", c.b.Name, startupTaint+":NoSchedule")
+	c.kubectl(t, "-n", namespace, "delete", "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+c.b.Name)
+	eventually(t, "the plugin's log says: "+quoted, func() bool {
+		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "oxide-plugin", "--tail=20")
+		return strings.Contains(said, quoted)
+	})
+	c.kubectl(t, "apply", "-k", "overlay-components")
+	eventually(t, "with the right the taint goes", func() bool {
+		return !strings.Contains(c.get(t, ".spec.taints[*].key", "node", c.b.Name), startupTaint)
+	})
+}
+
+// spare adds a node until the end of the test.
+func (c *cluster) spare(t *testing.T, change func(*node)) *node {
+	t.Helper()
+	n := c.newNode(c.sim, spareInstance, nodeC)
+	change(n)
+	t.Cleanup(func() {
+		n.stop(t)
+		c.gone(t, "node", n.Name)
+		c.kubectl(t, "delete", "pods", "-A", "--field-selector=spec.nodeName="+n.Name, "--force", "--grace-period=0")
+	})
+	c.join(t, n)
+	return n
+}
+
+// anotherInstance adds a node whose provider ID is that of another instance.
+func (c *cluster) anotherInstance(t *testing.T, quoted string) {
+	n := c.spare(t, func(n *node) { n.Instance = c.sim.Instance(otherInstance).ID })
+	c.uses(t, "astray", n)
+	c.event(t, "astray", quoted)
+	c.gone(t, "pod", "astray")
+	eventually(t, "the disk is detached", func() bool { return len(c.attached(t, n)) == 0 })
+}
+
+// notInitialized adds a node that waits for a cloud controller manager, which this cluster does not have.
+func (c *cluster) notInitialized(t *testing.T) *node {
+	return c.spare(t, func(n *node) {
+		n.Instance, n.Taint = "", "node.cloudprovider.kubernetes.io/uninitialized"
+	})
+}
+
+// uninitialized waits for the pod of the DaemonSet on a node without identity.
+func (c *cluster) uninitialized(t *testing.T, quoted string) {
+	n := c.notInitialized(t)
+	eventually(t, "kubectl shows "+quoted, func() bool {
+		return strings.Contains(
+			c.kubectl(t, "-n", namespace, "get", "pods", "--field-selector=spec.nodeName="+n.Name),
+			quoted,
+		)
+	})
+	eventually(t, "the init container says why", func() bool {
+		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "metadata", "--tail=20")
+		return strings.Contains(said, "check that the Oxide cloud controller manager runs")
+	})
+}
+
+// fromChart replaces the manifests by the chart, without init containers.
+func (c *cluster) fromChart(t *testing.T, values ...string) error {
+	t.Helper()
+	workloads := []string{"-n", namespace, "deployment/oxide-csi-controller", "daemonset/oxide-csi-node"}
+	if !strings.Contains(c.get(t, ".items[*].metadata.labels", workloads...), "Helm") {
+		c.gone(t, workloads...) // a merge would keep old parts of them
+	}
+	return c.tryHelm(append([]string{
+		"upgrade", "--install", "oxide-csi", "../../deploy/helm/oxide-csi", "--take-ownership",
+		"--set=maxDisks=10,node.identity=auto,node.registration=plugin,snapshots.enabled=true",
+	}, values...)...)
+}
+
+// anotherClusterID installs the chart, and sets another cluster ID for its upgrade.
+func (c *cluster) anotherClusterID(t *testing.T, quoted string) {
+	must(t, c.fromChart(t))
+	if err := c.fromChart(t, "--set=clusterID=another"); err == nil || !strings.Contains(err.Error(), quoted) {
+		t.Errorf("helm says: %v", err)
+	}
+}
+
+// uninitializedWithoutInit waits for the log of a plugin without an init container, on a node without identity.
+func (c *cluster) uninitializedWithoutInit(t *testing.T, quoted string) {
+	must(t, c.fromChart(t))
+	c.notInitialized(t)
+	eventually(t, "the plugin's log says: "+quoted, func() bool {
+		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "oxide-plugin", "--tail=20")
+		return strings.Contains(said, quoted)
 	})
 }
