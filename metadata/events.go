@@ -63,11 +63,12 @@ var (
 		"Check the node: its plugin must run and reach the orchestrator.",
 	}
 	EventRestartNotUndrained = Event{
-		"RestartNotUndrained", true, ObjectNode,
+		"RestartNotUndrained",
+		true,
+		ObjectNode,
 		"The restart is over, and the node still takes no workloads.",
-		"Allow them by hand, and remove the mark of the restart: `kubectl uncordon NODE` and " +
-			"`kubectl annotate node NODE csi.oxide.computer/restart-cordon-`, or `nomad node eligibility -enable NODE` and " +
-			"`nomad node meta apply -node-id=NODE -unset=unique.oxide.restart_drain`.",
+		"Allow them by hand: `kubectl uncordon NODE` or `nomad node eligibility -enable NODE`. Remove the mark of the restart " +
+			"as [planned-restarts.md](../how-to/planned-restarts.md#change-the-mode) says.",
 	}
 	EventWaitsForRestart = Event{
 		"WaitsForRestart", false, ObjectClaim,

@@ -209,7 +209,7 @@ func TestHTTPEndpoint(t *testing.T) {
 			t.Errorf("/livez: %d %q", code, body)
 		}
 	})
-	t.Run("the socket does not answer", func(t *testing.T) {
+	t.Run("no connection can be made", func(t *testing.T) {
 		addr := freePort(t)
 		plugin := startPlugin(t, simtest.PluginOptions{
 			Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
@@ -225,9 +225,10 @@ func TestHTTPEndpoint(t *testing.T) {
 		if code, body := live(); code != 200 {
 			t.Fatalf("/livez: %d %q", code, body)
 		}
-		// Without a free file descriptor the plugin accepts no connection. That of the client goes on.
+		// Without a free file descriptor the plugin makes and accepts no connection. That of the client goes on.
 		var limit unix.Rlimit
 		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, nil, &limit))
+		defer func() { must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &limit, nil)) }()
 		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 4, Max: limit.Max}, nil))
 		if code, body := live(); code != 503 || !strings.Contains(body, "no RPC is answered on "+plugin.Socket) {
 			t.Errorf("/livez: %d %q", code, body)

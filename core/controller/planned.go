@@ -140,14 +140,24 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 	}
 }
 
-// plannedFullError is the error for an instance that has no room for a disk, even after a restart.
+// plannedFullError is the error for an instance that has no room for a disk, even after a restart. A restart for
+// another volume leaves a disk attached whose deferred detach is untimed. Then the error names that disk: see
+// [rackController.instanceFullError].
 func (c rackController) plannedFullError(ctx context.Context, instanceID string, full error) error {
-	disks, err := c.instanceDisks(ctx, instanceID)
-	if err == nil {
-		err = c.slotHeldError(ctx, instanceID, disks) // a restart for another volume does not detach such a disk
-	}
-	if err != nil {
-		return err
+	if c.detacher.Timed() {
+		set, err := c.detacher.List(ctx)
+		if err != nil {
+			return err
+		}
+		disks, err := c.instanceDisks(ctx, instanceID)
+		if err != nil {
+			return err
+		}
+		for _, disk := range disks {
+			if deferred, ok := set.Of(disk.VolumeID, instanceID); ok && deferred.Untimed {
+				return c.waitsForDetachError(disk, deferred, fullUntilDetached)
+			}
+		}
 	}
 	return rpc.ResourceExhausted(
 		"%w: --max-disks is %d; unpublish another volume from that node first", full, c.maxDisks)
@@ -264,7 +274,7 @@ func (c rackController) checkSameProject(ctx context.Context, disk rack.Disk, in
 
 // unpublishPlanned detaches a disk, or defers its detach to the next restart of its instance.
 func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) error {
-	now, recorded, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
+	now, deferred, err := c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, requestedNow(ctx))
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}
@@ -272,7 +282,7 @@ func (c rackController) unpublishPlanned(ctx context.Context, disk rack.Disk) er
 	switch {
 	case err != nil || now.InstanceID != disk.InstanceID:
 		return err
-	case !recorded:
+	case !deferred:
 		return c.stillAttachedError(disk)
 	}
 	sayDeferred(ctx, rpc.DeferredForRestart)

@@ -267,6 +267,20 @@ func TestPlannedFullInstanceWithAnUntimedDetach(t *testing.T) {
 	coretest.WantCode(t, r.Publish(t, other, node), codes.FailedPrecondition, "oxide-csi volume detach")
 }
 
+// The next restart frees the slot of a disk whose deferred detach is timed. A second volume gets no room by that.
+func TestPlannedFullInstanceWithAPromisedSlot(t *testing.T) {
+	t.Parallel()
+	gate := &startGate{}
+	r := newRestartRig(t, gate.set, func(o *coretest.Options) { o.DetachGrace, o.MaxDisks = time.Hour, 2 })
+	node, leaves := r.Node(t, "node-a"), r.Create(t, "leaves")
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+	r.AttachByHand(t, leaves, node)
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "running"))
+	r.Must(t, r.Unpublish(t, leaves, node))
+	coretest.WantCode(t, r.Publish(t, r.Create(t, "comes"), node), codes.FailedPrecondition, "")
+	coretest.WantCode(t, r.Publish(t, r.Create(t, "too many"), node), codes.ResourceExhausted, "--max-disks is 2")
+}
+
 // The process that takes a restart over frees the disk of an untimed deferred detach, although it has no request for
 // the volume. Otherwise the instance would be restarted in vain, again and again.
 func TestPlannedHandoverFreesAnUntimedDisk(t *testing.T) {

@@ -248,49 +248,45 @@ func checkSerial(disk rack.Disk, disks []rack.Disk) error {
 	return nil
 }
 
-// slotHeldError is the error for an instance without room of which a disk waits for its detach, or has just left. Such
-// an instance is not full for long: RESOURCE_EXHAUSTED would fail a Nomad allocation, and its text would ask for an
-// unpublish that was done. It is nil if no disk waits.
-func (c rackController) slotHeldError(ctx context.Context, instanceID string, disks []rack.Disk) error {
-	if !c.detacher.Timed() {
-		return nil
-	}
-	set, err := c.detacher.List(ctx)
-	if err != nil {
-		return err
-	}
-	var waiting error
-	for _, disk := range disks {
-		deferred, ok := set.Of(disk.VolumeID, instanceID)
-		if !ok {
-			continue
-		}
-		waiting = c.waitsForDetachError(disk, deferred, "then retry: the instance is full")
-		if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
-			break // this one makes room by itself
-		}
-	}
-	if waiting != nil {
-		return waiting
-	}
-	now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
-	if err == nil && len(now) < len(disks) {
-		err = rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
-			"instance %s was full, and a disk has just been detached from it: retry", instanceID))
-	}
-	return err
-}
+// fullUntilDetached is what the caller does after the detach that makes room on an instance.
+const fullUntilDetached = "then retry: the instance is full"
 
 // instanceFullError is the error for an instance without room for a disk. refused says that the rack refused it;
-// otherwise --max-disks is reached.
+// otherwise --max-disks is reached. If a disk of the instance waits for its detach, the error names that disk:
+// RESOURCE_EXHAUSTED would fail a Nomad allocation, and its text would ask for an unpublish that was done.
 func (c rackController) instanceFullError(
 	ctx context.Context,
 	instanceID string,
 	disks []rack.Disk,
 	refused bool,
 ) error {
-	if err := c.slotHeldError(ctx, instanceID, disks); err != nil {
-		return err
+	if c.detacher.Timed() {
+		set, err := c.detacher.List(ctx)
+		if err != nil {
+			return err
+		}
+		var waiting error
+		for _, disk := range disks {
+			deferred, ok := set.Of(disk.VolumeID, instanceID)
+			if !ok {
+				continue
+			}
+			waiting = c.waitsForDetachError(disk, deferred, fullUntilDetached)
+			if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
+				break // this one makes room by itself
+			}
+		}
+		if waiting != nil {
+			return waiting
+		}
+		now, err := c.rack.InstanceDisks(ctx, instanceID) // a detach may have been carried out since the last look
+		if err != nil {
+			return err
+		}
+		if len(now) < len(disks) {
+			return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+				"instance %s was full, and a disk has just been detached from it: retry", instanceID))
+		}
 	}
 	if refused && len(disks) < c.maxDisks {
 		return rpc.ResourceExhausted(
@@ -527,7 +523,7 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	return nil
 }
 
-// stillAttachedError is the error for a disk that went back to its instance, and of which no record is left.
+// stillAttachedError is the error for a disk that went back to its instance. Nothing would detach it later.
 func (c rackController) stillAttachedError(disk rack.Disk) error {
 	return rpc.Unavailable(
 		"disk %q (%s) is still attached to instance %s, although rack %q accepted the detach: retry",

@@ -157,8 +157,8 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceI
 }
 
 // untimedIfRepeated makes a deferred detach untimed if the request for it may be the repetition of an old one, and
-// reports whether that changed it. Without a grace period a request comes after the unmount and is not repeated later.
-// Then a record may still be left from before, when there was one.
+// reports whether that changed it. Without a grace period each request counts as one that comes after the unmount. A
+// record may still be left from a time with a grace period.
 func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) {
 	switch {
 	case d.opts.Grace == 0:

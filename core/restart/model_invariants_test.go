@@ -231,7 +231,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 
 func hashHeld(h *maphash.Hash, id string, w *heldRestart) {
 	write(h, "held", id, string(w.stage), w.takenFrom, w.record.recordID, rack.RecordText(w.record))
-	write(h, boolText(w.recovering), boolText(w.requestSent))
+	write(h, boolText(w.recovering), boolText(w.requestSent), boolText(w.wasStopped))
 	write(h, sortedKeys(w.deferredAtStart)...)
 	write(h, "attached", boolText(w.attached != nil))
 	for _, d := range w.attached {

@@ -133,7 +133,7 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 			slot:     slot,
 			epoch:    1,
 		},
-		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(),
+		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(), wasStopped: c.stopped,
 	}
 	if own && !c.stopped {
 		h.record.handOver(c.frees)
@@ -254,30 +254,30 @@ func (e *Engine) eligible(
 			continue
 		}
 		c.stopped = instance.RunState == rack.Stopped
-		if !c.stopped && e.policyBlock() == "" {
-			if reason, why := e.leftAlone(c.instance, instance); reason != "" {
-				statuses.addWaiting(c.instance, reason, why)
-				continue
-			}
+		refused, wasRefused := e.refusals[c.instance]
+		switch {
+		case c.stopped, e.policyBlock() != "":
+		case wasRefused:
+			statuses.addWaiting(c.instance, ReasonRefused, e.describeRefusal(refused))
+			continue
+		case instance.RunState != rack.Running:
+			statuses.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
+			continue
+		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
+			statuses.addWaiting(
+				c.instance,
+				ReasonCoolDown,
+				fmt.Sprintf(
+					"it started less than %s ago and is left alone until %s",
+					e.opts.CoolDown,
+					formatTime(instance.RunStateSince.Add(e.opts.CoolDown)),
+				),
+			)
+			continue
 		}
 		eligible = append(eligible, c)
 	}
 	return eligible, failed
-}
-
-// leftAlone returns why an instance that is not stopped is not restarted now, or "" if it may be.
-func (e *Engine) leftAlone(id string, instance rack.Instance) (reason Reason, why string) {
-	refused, wasRefused := e.refusals[id]
-	switch {
-	case wasRefused:
-		return ReasonRefused, e.describeRefusal(refused)
-	case instance.RunState != rack.Running:
-		return ReasonState, "it is " + instance.RunState
-	case !e.clock.Passed(timerCoolDown, id, instance.RunStateSince, e.opts.CoolDown):
-		return ReasonCoolDown, fmt.Sprintf("it started less than %s ago and is left alone until %s",
-			e.opts.CoolDown, formatTime(instance.RunStateSince.Add(e.opts.CoolDown)))
-	}
-	return "", ""
 }
 
 const (

@@ -239,12 +239,12 @@ func (e *Engine) expectedDisks(disk rack.Disk, instanceID string, disks []rack.D
 // Unpublish ends the attach request for a volume and detaches its disk. If the instance runs, Unpublish records a
 // deferred detach instead, which the next restart carries out. It also defers the detach while the instance is being
 // restarted: an orchestrator that believes the node is lost may bring its workloads back there. Unpublish returns the
-// disk as the rack shows it afterwards. On a rack with hot-plug its state may be detaching. recorded says that the rack
-// has a record of the unpublish, should the disk stay attached. vouched says that a person asks, who has confirmed that
-// the volume is not in use there.
+// disk as the rack shows it afterwards, and whether the detach is deferred. On a rack with hot-plug the state of the
+// disk may be detaching. A boot disk was never published, and is returned without its instance. vouched says that a
+// person asks, who has confirmed that the volume is not in use there.
 func (e *Engine) Unpublish(
 	ctx context.Context, volumeID, instanceID string, vouched bool,
-) (now rack.Disk, recorded bool, err error) {
+) (now rack.Disk, deferred bool, err error) {
 	release, err := e.lockVolume(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, false, err
@@ -262,7 +262,7 @@ func (e *Engine) Unpublish(
 	if _, restarting := records.restartOf(instanceID, ""); !restarting {
 		detached, err := e.detachNow(ctx, disk, instanceID, vouched, records)
 		if !errors.Is(err, rack.ErrNotStopped) {
-			return detached, e.opts.Detacher.Timed(), err
+			return detached, false, err
 		}
 		e.refusesHot.Store(true)
 	}
@@ -271,7 +271,8 @@ func (e *Engine) Unpublish(
 	case err != nil:
 		return disk, false, err
 	case instance.BootDiskID == disk.ID:
-		return disk, true, nil // never published, and no restart can detach it
+		disk.InstanceID = ""
+		return disk, false, nil
 	case vouched:
 		return disk, true, e.opts.Detacher.DeferVouched(ctx, volumeID, instanceID)
 	}

@@ -59,6 +59,8 @@ type heldRestart struct {
 	recovering bool
 	// requestSent says that the request to stop may have reached the guest or the rack.
 	requestSent bool
+	// wasStopped says that the instance was stopped when this process planned the restart.
+	wasStopped bool
 	// deferredAtStart are the disks whose detach was deferred when the restart started. A disk that was unpublished
 	// later may have been unpublished because of the restart.
 	deferredAtStart map[string]bool
@@ -231,9 +233,8 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 		h.ownersStop = true
 		e.enterStage(h, stageApplying)
 		return nil
-	}
-	if reason, _ := e.leftAlone(id, instance); reason != "" {
-		return e.endRestart(ctx, h) // it was stopped when its restart was planned, or this process knows better
+	case instance.RunState != rack.Running, h.wasStopped:
+		return e.endRestart(ctx, h) // if it runs now, it has its cool-down like any other
 	}
 	if reason, _ := e.blockReason(candidate{instance: id}); reason != "" {
 		return e.endRestart(ctx, h) // the process that planned it was allowed to restart it, this one is not
@@ -368,7 +369,7 @@ func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
 	case err != nil:
 		return err
 	case instance.RunState != rack.Running && !h.requestSent && !h.recovering:
-		return e.finish(ctx, h) // its owner stopped it and will start it
+		return e.finish(ctx, h) // nothing was asked of it: whoever stopped it will start it
 	case instance.RunState != rack.Running:
 		e.enterStage(h, stageStopping)
 		return nil

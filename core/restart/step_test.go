@@ -178,17 +178,17 @@ func (r *justStarted) StopInstance(context.Context, string) error {
 	return nil
 }
 
-// An instance that was stopped when its restart was planned, and runs when it begins, has its cool-down.
+// An instance that was stopped when its restart was planned, and runs when it begins, is not stopped.
 func TestOwnersStartBeforeAPlannedRestart(t *testing.T) {
-	for _, coolDown := range []time.Duration{0, time.Hour} {
+	for _, wasStopped := range []bool{false, true} {
 		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", recordID: "r"}
 		r := &justStarted{}
 		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
 		e := New(r, Options{
-			Cluster: "prod", MaxDown: 1, MaxDisks: 8, Shutdown: Hard, CoolDown: coolDown, Log: slog.New(slog.DiscardHandler),
+			Cluster: "prod", MaxDown: 1, MaxDisks: 8, Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
 		})
 		e.requests["v"] = &attachRequest{volume: "v", instance: "i"}
-		h := &heldRestart{record: record, stage: stagePlanned, since: time.Now()}
+		h := &heldRestart{record: record, stage: stagePlanned, since: time.Now(), wasStopped: wasStopped}
 		e.held["1"] = h
 		records, err := e.readRecords(t.Context())
 		if err == nil {
@@ -197,8 +197,8 @@ func TestOwnersStartBeforeAPlannedRestart(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if stopped := r.stops > 0; stopped != (coolDown == 0) {
-			t.Errorf("cool-down %s: the instance was stopped: %t", coolDown, stopped)
+		if stops := r.stops > 0; stops == wasStopped {
+			t.Errorf("planned as stopped: %t; the instance was stopped: %t", wasStopped, stops)
 		}
 	}
 }

@@ -96,7 +96,7 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 	}
 	// As in Reply.
 	marked, err := r.markedNode(ctx, restartAnnotation, restartID)
-	if err != nil || marked == "" || marked == name {
+	if err != nil || marked == "" {
 		return metadata.RestartReply{}, err
 	}
 	reply, _, err := r.withdrawFrom(ctx, marked, restartID)

@@ -404,6 +404,8 @@ var Symptoms = []Symptom{
 // needed. Without an orchestrator only what the rack answers leads to a verdict.
 var nextElsewhere = map[string]map[string]string{
 	metadata.OrchestratorNomad: {
+		"RackHasNoHotplug": "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a " +
+			"controller on another client, and start it: docs/how-to/planned-restarts-nomad.md#stop-an-instance-yourself",
 		"TokenRejected": "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
 		"OnlySnapshot": "delete neither that snapshot nor the volume; ask the silo's administrator for quota if it is short: then the " +
 			"plugin makes the disk by itself",
