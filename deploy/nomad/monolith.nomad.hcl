@@ -69,13 +69,13 @@ variable "memory" {
 variable "memory_max" {
   type        = number
   default     = -1
-  description = "with raw_exec: the limit in MiB, or -1 for none; Nomad ignores it, with a warning, unless its scheduler allows memory oversubscription: then memory is the limit"
+  description = "with raw_exec: the limit in MiB, or -1 for none; if the scheduler allows no memory oversubscription, Nomad warns, and memory is the limit"
 }
 
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. With ACLs, restart and plan need the policies policies/restart-*"
+  description = "hot; or plan, which only reports the restarts that are needed. A monolith does not restart its own instance. With ACLs, plan needs the policies policies/restart-*"
 }
 
 variable "detach_grace" {

@@ -61,7 +61,7 @@ variable "memory" {
 variable "memory_max" {
   type        = number
   default     = -1
-  description = "with raw_exec: the limit in MiB, or -1 for none; Nomad ignores it, with a warning, unless its scheduler allows memory oversubscription: then memory is the limit"
+  description = "with raw_exec: the limit in MiB, or -1 for none; if the scheduler allows no memory oversubscription, Nomad warns, and memory is the limit"
 }
 
 variable "attach_mode" {

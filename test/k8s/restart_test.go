@@ -100,7 +100,7 @@ func (c *cluster) restartedOnce(t *testing.T) {
 		shown, err := c.try("describe", "pvc", "data-db-0")
 		return err == nil && strings.Contains(shown, "WaitsForRestart")
 	})
-	// The attacher has no answer to show before its time is over.
+	// The RPC itself answers only after some 100 s.
 	took := time.Since(began)
 	t.Logf("measured: the claim says what its volume waits for after %.0f s", took.Seconds())
 	if took > 50*time.Second {

@@ -86,8 +86,10 @@ func (c *cluster) redeploy(t *testing.T, operator cli, old string) (alloc string
 		t.Errorf("%d detaches", n)
 	}
 	// Nothing detaches the disk at the end of the grace period of the old allocation's unpublish.
-	if all, open := c.deferred(t); open > 0 {
-		t.Errorf("of %d deferred detaches %d are not over", all, open)
+	all, open := c.deferred(t)
+	t.Logf("after the redeployment the rack has %d records of deferred detaches", all)
+	if open > 0 {
+		t.Errorf("%d of them would still be carried out", open)
 	}
 	return alloc
 }
