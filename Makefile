@@ -198,7 +198,7 @@ test-systemd: ## test the units under a real systemd in its own namespaces; as r
 
 .PHONY: test-systemd-short
 test-systemd-short: SYSTEMD_FLAGS = -short
-test-systemd-short: test-systemd ## the same with three reboots instead of ten; as root
+test-systemd-short: test-systemd ## the same with one reboot instead of ten; as root
 
 .PHONY: test-helm
 test-helm: deps ## render the chart, compare it with the manifests, and install it into a real API server; helm is built once into a cache

@@ -67,8 +67,9 @@ var (
 		true,
 		ObjectNode,
 		"The restart is over, and the node still takes no workloads.",
-		"Allow them by hand: `kubectl uncordon NODE` or `nomad node eligibility -enable NODE`. Remove the mark of the restart " +
-			"as [planned-restarts.md](../how-to/planned-restarts.md#change-the-mode) says.",
+		"Allow them by hand: `kubectl uncordon NODE` or `nomad node eligibility -enable NODE`. Remove the mark of the " +
+			"restart as [planned-restarts.md](../how-to/planned-restarts.md#change-the-mode) says. In Kubernetes apply " +
+			"the manifests or the chart again afterwards.",
 	}
 	EventWaitsForRestart = Event{
 		"WaitsForRestart", false, ObjectClaim,

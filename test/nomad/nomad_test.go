@@ -581,9 +581,10 @@ func (c *cluster) again(t *testing.T) {
 	c.stop(t, operator, "data")
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
+	disk := strings.TrimSpace(operator.run(t, "volume", "status", "-type=csi", "-t", "{{.Context.diskName}}", "data"))
 	operator.run(t, "volume", "deregister", "-force", "data")
 	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl",
-		"existing", "data", "DISK-ID", volume.ExternalID, "DISK-NAME", volume.Context["diskName"]))
+		"existing", "data", "DISK-ID", volume.ExternalID, "DISK-NAME", disk))
 	second := c.example(t, operator, "data", "node-b")
 	c.lines(t, operator, second, first, second)
 	c.stop(t, operator, "data")

@@ -75,7 +75,7 @@ WantedBy=multi-user.target
 		{name: "in order, the rack is silent", away: simtest.FaultSilent},
 	}
 	if testing.Short() {
-		rounds = rounds[:3]
+		rounds = rounds[1:2] // with everything at once
 	}
 	for _, round := range rounds {
 		t.Log(round.name)
