@@ -225,8 +225,8 @@ model: ## find all states of planned restarts in small scenarios, in larger ones
 ORDERS ?= -orders
 
 .PHONY: orders
-orders: ## explore all orders of the requests of an expansion and another call, or with ORDERS= those of make test
-	RACE= go test ./core/controller -run 'TestExpansion' -count=1 -timeout=60m $(ORDERS)
+orders: ## explore all orders of the requests of an expansion and another call, or with ORDERS= those of make test; and controllers that end during deferred detaches
+	RACE= go test ./core/controller -run 'TestExpansion|TestDeferredDetachesWhenControllersEnd' -count=1 -timeout=60m $(ORDERS)
 
 .PHONY: model-page
 model-page: ## find the states of all scenarios and write their numbers to docs/development/model-check.md
@@ -261,8 +261,8 @@ chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and k
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
 
 .PHONY: chaos-nomad
-chaos-nomad: DURATION = 40s
-chaos-nomad: deps ## what Nomad asks, on a rack with hot-plug and on one without, each for DURATION (40s): unpublishes early, late or never, rack faults, killed rack and controller
+chaos-nomad: DURATION = 30s
+chaos-nomad: deps ## what Nomad asks, on a rack with hot-plug and on one without, each for DURATION (30s): unpublishes early, late or never, rack faults, killed rack and controller
 	go run ./test/chaos -nomad -faults 0.04 -kills 6s -duration $(DURATION)
 	go run ./test/chaos -nomad -restarts -faults 0.04 -kills 6s -duration $(DURATION)
 
