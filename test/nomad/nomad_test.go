@@ -81,6 +81,12 @@ func (c *cluster) jobFiles(t *testing.T) {
 	}
 	c.as(c.management).run(t, "fmt", "-check", "-recursive", ".")
 	c.as(c.management).run(t, "namespace", "apply", pluginNamespace) // a job in a namespace that is missing is not valid
+	// Without it Nomad warns of memory_max, as docs/how-to/nomad.md says.
+	oversubscription := func(allowed bool) {
+		c.as(c.management).run(t, "operator", "scheduler", "set-config", fmt.Sprintf("-memory-oversubscription=%t", allowed))
+	}
+	oversubscription(true)
+	defer oversubscription(false)
 	for _, driver := range []string{"raw_exec", "docker"} {
 		user := c.as(c.management, append(c.values(), "NOMAD_VAR_client=node-a", "NOMAD_VAR_driver="+driver)...)
 		for _, file := range files {
