@@ -369,7 +369,7 @@ func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
 	case err != nil:
 		return err
 	case instance.RunState != rack.Running && !h.requestSent && !h.recovering:
-		return e.finish(ctx, h) // nothing was asked of it: whoever stopped it will start it
+		return e.finish(ctx, h) // this restart has not stopped it, and does not start it
 	case instance.RunState != rack.Running:
 		e.enterStage(h, stageStopping)
 		return nil
