@@ -84,8 +84,8 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 	return reply, nil
 }
 
-// Withdraw implements [metadata.RestartRequester]. If the instance's Node has no such request, it looks for the Node that
-// has it: another Node may have got the instance's ID since.
+// Withdraw implements [metadata.RestartRequester]. If the instance's Node has no such request, it looks for the Node
+// that has it: another Node may have got the instance's ID since.
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
 	name, err := r.nodeName(ctx, instanceID)
 	if err == nil {
