@@ -126,7 +126,7 @@ func (r *Restarts) makeIneligible(ctx context.Context, node, restartID string) e
 	if err != nil {
 		return err
 	}
-	meta, err := r.options.read(ctx, "read the metadata of "+node, node)
+	meta, err := r.options.readClient(ctx, node)
 	if err != nil {
 		return err
 	}

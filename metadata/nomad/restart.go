@@ -73,11 +73,7 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 
 // Reply implements [metadata.RestartRequester]. If the client is down, the reply comes from the servers.
 func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.nodeID(ctx, r.options, instanceID)
-	if err != nil {
-		return metadata.RestartReply{}, err
-	}
-	meta, err := r.options.readOrAskServers(ctx, node)
+	_, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readOrAskServers)
 	if err != nil || meta[keyRestart] != restartID {
 		return metadata.RestartReply{}, err
 	}
@@ -86,15 +82,11 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 
 // Withdraw implements [metadata.RestartRequester].
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
-	node, err := r.nodeID(ctx, r.options, instanceID)
+	node, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readClient)
 	if err != nil {
 		return metadata.RestartReply{}, err
 	}
 	what := "withdraw the restart of " + node
-	meta, err := r.options.read(ctx, what, node)
-	if err != nil {
-		return metadata.RestartReply{}, err
-	}
 	reply := metadata.ParseRestartReply(meta[keyReply], restartID)
 	switch requested := meta[keyRestart]; {
 	case requested != restartID && requested != "":
@@ -123,17 +115,49 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 
 // Forget implements [metadata.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
-	node, err := r.nodeID(ctx, r.options, instanceID)
-	if err != nil {
-		return err
-	}
-	what := "forget the restart of " + node
-	meta, err := r.options.read(ctx, what, node)
+	node, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readClient)
 	if err != nil || meta[keyRestart] != restartID {
 		return err
 	}
-	_, err = r.options.apply(ctx, what, node, keys{keyRestart: nil, keyReply: nil})
+	_, err = r.options.apply(ctx, "forget the restart of "+node, node, keys{keyRestart: nil, keyReply: nil})
 	return err
+}
+
+// restartedNode is the node that was asked for a restart, with its metadata. read reads the metadata of the instance's
+// node. If that node has neither the request nor a reply to it, restartedNode asks the servers for the node that has:
+// another node may report the instance's ID since. The servers have an accepted reply before the guest stops.
+func (r *Restarts) restartedNode(
+	ctx context.Context,
+	instanceID, restartID string,
+	read func(ctx context.Context, node string) (map[string]string, error),
+) (node string, meta map[string]string, err error) {
+	if node, err = r.nodeID(ctx, r.options, instanceID); err != nil {
+		return "", nil, err
+	}
+	if meta, err = read(ctx, node); err != nil || concerns(meta, restartID) {
+		return node, meta, err
+	}
+	var all []struct{ ID string }
+	if err := r.options.query(ctx, "look for restart "+restartID, "/v1/nodes", 0, &all, nil); err != nil {
+		return "", nil, err
+	}
+	for _, other := range all {
+		info, _, err := r.options.nodeInfo(ctx, other.ID, 0)
+		if err != nil {
+			return "", nil, err
+		}
+		if other.ID != node && concerns(info.Meta, restartID) {
+			meta, err = r.options.readOrAskServers(ctx, other.ID)
+			return other.ID, meta, err
+		}
+	}
+	return node, meta, nil
+}
+
+// concerns reports whether a node's metadata has the request for a restart or a reply to it.
+func concerns(meta map[string]string, restartID string) bool {
+	return meta[keyRestart] == restartID ||
+		metadata.ParseRestartReply(meta[keyReply], restartID).State != metadata.RestartUnanswered
 }
 
 // Report implements [metadata.RestartRequester]. Nomad has no events that a plugin can write. So the last report is
@@ -266,6 +290,11 @@ func (o Options) read(ctx context.Context, what, node string) (meta map[string]s
 	return meta, err
 }
 
+// readClient is read of another client, with an error that names the client.
+func (o Options) readClient(ctx context.Context, node string) (map[string]string, error) {
+	return o.read(ctx, "read the metadata of "+node, node)
+}
+
 // readOrAskServers reads a client's metadata from the client. If the client does not answer, it reads from the servers,
 // which get changes some seconds later.
 func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
@@ -275,7 +304,7 @@ func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]
 	}
 	limited, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	meta, err := o.read(limited, "read the metadata of "+node, node)
+	meta, err := o.readClient(limited, node)
 	if err == nil || ctx.Err() != nil {
 		return meta, err
 	}

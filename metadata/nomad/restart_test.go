@@ -324,6 +324,38 @@ func TestWithdrawOfAnAcceptedRestart(t *testing.T) {
 	}
 }
 
+// A node that reports the instance's ID only since the request does not answer for the node that was asked.
+func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
+	accepted := metadata.RestartReply{State: metadata.RestartAccepted}
+	type call = func(r *nomad.Restarts, ctx context.Context, instance, restart string) (metadata.RestartReply, error)
+	for name, do := range map[string]call{"reply": (*nomad.Restarts).Reply, "withdrawal": (*nomad.Restarts).Withdraw} {
+		t.Run(name, func(t *testing.T) {
+			r := newRegion(t)
+			requester := nomad.NewRestarts(r.agent("none"))
+			if err := requester.Request(t.Context(), idA, "1"); err != nil {
+				t.Fatal(err)
+			}
+			if err := nomad.NewListener(r.agent(nodeA), idA).Reply(t.Context(), "1", accepted); err != nil {
+				t.Fatal(err)
+			}
+			r.set(func() {
+				delete(r.instances, nodeA)
+				r.down[nodeA], r.instances[nodeB] = true, idA
+			})
+			if got, err := do(requester, t.Context(), idA, "1"); err != nil || got != accepted {
+				t.Errorf("%+v, %v", got, err)
+			}
+			if got, err := requester.Withdraw(t.Context(), idA, "2"); err != nil || got.State != metadata.RestartUnanswered {
+				t.Errorf("withdrawal of another restart: %+v, %v", got, err)
+			}
+			r.set(func() { r.down[nodeA] = false })
+			if err := requester.Forget(t.Context(), idA, "1"); err != nil || r.read(nodeA, "unique.oxide.restart") != "" {
+				t.Errorf("the request stays, %v", err)
+			}
+		})
+	}
+}
+
 func TestRestartKeys(t *testing.T) {
 	r := newRegion(t)
 	requester, listener := nomad.NewRestarts(r.agent("none")), nomad.NewListener(r.agent(nodeA), idA)
