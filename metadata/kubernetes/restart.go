@@ -131,27 +131,37 @@ func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) err
 	return r.patchMarked(ctx, "forget the restart of Node ", instanceID, restartAnnotation, restartID, patch)
 }
 
-// patchMarked patches the Node of an instance if the annotation holds the ID of this restart. While the node plugin is
-// not registered, it finds the Node by that annotation. If no Node has it, the Node was deleted, and nothing is left to
-// do.
+// patchMarked patches the Node of an instance if the annotation holds the ID of this restart. Otherwise it finds the
+// Node by that annotation: the node plugin there may not be registered, and another Node may have got the instance's ID
+// since. If no Node has it, the Node was deleted, and nothing is left to do.
 func (r *Restarts) patchMarked(
 	ctx context.Context,
 	what, instanceID, annotation, restartID string,
 	patch func(node) map[string]any,
 ) error {
-	name, err := r.lookUpNodeName(ctx, instanceID)
-	if errors.Is(err, metadata.ErrConflict) || err == nil && name == "" {
-		name, err = r.markedNode(ctx, annotation, restartID)
+	patchIfMarked := func(name string) (marked bool, err error) {
+		err = r.patchUnchanged(ctx, what+name, name, func(n node) map[string]any {
+			if marked = n.Annotations[annotation] == restartID; !marked {
+				return nil
+			}
+			return patch(n)
+		})
+		return marked, err
 	}
-	if err != nil || name == "" {
+	name, err := r.lookUpNodeName(ctx, instanceID)
+	if err != nil && !errors.Is(err, metadata.ErrConflict) {
 		return err
 	}
-	return r.patchUnchanged(ctx, what+name, name, func(n node) map[string]any {
-		if n.Annotations[annotation] != restartID {
-			return nil
+	if err == nil && name != "" {
+		if marked, err := patchIfMarked(name); marked || err != nil {
+			return err
 		}
-		return patch(n)
-	})
+	}
+	if name, err = r.markedNode(ctx, annotation, restartID); err != nil || name == "" {
+		return err
+	}
+	_, err = patchIfMarked(name)
+	return err
 }
 
 // markedNode is the name of the Node whose annotation holds the ID of this restart, or empty. A restart marks one Node.

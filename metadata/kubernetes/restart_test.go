@@ -5,6 +5,7 @@
 package kubernetes_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -422,6 +423,9 @@ func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
 	if err := r.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := r.Drain(t.Context(), idA, "1"); err != nil {
+		t.Fatal(err)
+	}
 	accepted := metadata.RestartReply{State: metadata.RestartAccepted}
 	if err := kubernetes.NewListener(c.options(nodeName)).Reply(t.Context(), "1", accepted); err != nil {
 		t.Fatal(err)
@@ -439,6 +443,16 @@ func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
 	}
 	if reply, err = r.Withdraw(t.Context(), idA, "2"); err != nil || reply.State != metadata.RestartUnanswered {
 		t.Errorf("withdrawal of another restart: %v, %v", reply, err)
+	}
+	for what, end := range map[string]func(context.Context, string, string) error{
+		"forget": r.Forget, "undrain": r.Undrain,
+	} {
+		if err := end(t.Context(), idA, "1"); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if left := c.annotations(nodeName); len(left) > 0 || c.nodes[nodeName]["spec"].(object)["unschedulable"] != nil {
+		t.Errorf("after the restart the Node keeps %v, and is cordoned: %v", left, c.nodes[nodeName]["spec"])
 	}
 }
 
