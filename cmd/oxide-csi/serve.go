@@ -73,12 +73,19 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		}
 	}
 	go serveOn(listener)
-	lost := make(chan error, 1)
-	background.run("check the socket", func() { lost <- keepSocket(ctx, cfg.Endpoint, &current, serveOn, log) })
+	lost, checked := make(chan error, 1), make(chan struct{})
+	checking, endChecks := context.WithCancel(ctx)
+	defer endChecks()
+	background.run("check the socket", func() {
+		defer close(checked)
+		lost <- keepSocket(checking, cfg.Endpoint, &current, serveOn, log)
+	})
 	background.run("tell systemd", func() { notifySystemd(ctx, readiness, built.checks, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	stop := func() {
 		notify(daemon.SdNotifyStopping, log)
+		endChecks() // a server that stops removes its socket, also while it waits for calls in flight
+		<-checked
 		stopServing(ctx, server, built.retire)
 	}
 	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {

@@ -143,7 +143,10 @@ func TestSignalWaitsForCallsInFlight(t *testing.T) {
 		t.Fatalf("the call ended with the signal: %v", err)
 	case <-plugin.Done():
 		t.Fatal("the process ended with a call in flight")
-	default:
+	case <-time.After(2500 * time.Millisecond): // some looks at the socket
+	}
+	if exists(t, plugin.Socket) || strings.Contains(plugin.Stderr().String(), "made the socket again") {
+		t.Errorf("the stopping plugin made its socket again: %s", plugin.Stderr())
 	}
 	release()
 	if err := <-answered; err != nil {
