@@ -509,10 +509,26 @@ func (m *machine) unit() {
 		"TARGET=/srv/by-hand\nMOUNT_FLAGS=--fs-type=xfs --option=noatime --read-only\n", 0o640)
 	m.run("systemctl", "restart", "oxide-volume@data")
 	m.mountedAs(v.target, "xfs", "ro")
+	m.withoutController(v)
 	m.run("systemctl", "disable", "--now", "oxide-volume@data")
 	m.mounted(v, false)
 	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
 	m.run("oxide-csi", "volume", "delete", id)
+}
+
+// withoutController disables the controller, as on a host whose controller runs elsewhere now. The volume's unit mounts
+// the volume again, and does not start the controller.
+func (m *machine) withoutController(v *volume) {
+	m.write("/etc/oxide-csi/volumes/data.env",
+		"TARGET=/srv/by-hand\nOXIDE_CSI_SYS_ROOT="+m.sim.Instance("node-a").Guest+"/sys\n", 0o640)
+	m.run("systemctl", "disable", "--now", "oxide-csi-controller")
+	m.run("systemctl", "restart", "oxide-volume@data")
+	m.mounted(v, true)
+	if state := m.property("oxide-csi-controller", "ActiveState"); state != "inactive" {
+		m.t.Errorf("the controller, which was disabled, is %s", state)
+	}
+	m.run("systemctl", "enable", "--now", "oxide-csi-controller")
+	m.dial("controller")
 }
 
 // dependent starts a service that needs a volume, as at boot: nothing of the plugin runs yet, and for a while the rack
@@ -536,7 +552,7 @@ ExecStart=/bin/sh -c 'echo started >/srv/db/state && exec sleep 1000000'
 		)
 		must(m.t, err)
 	}
-	m.run("systemctl", "start", "--no-block", "db")
+	m.run("systemctl", "start", "--no-block", "oxide-csi-controller", "db")
 	m.eventually("the volume's unit says what it waits for", func() bool {
 		return strings.Contains(m.property("oxide-volume@db", "StatusText"), "the rack is unavailable")
 	})
