@@ -498,6 +498,12 @@ func TestShowOfADeferredDetach(t *testing.T) {
 	if shown := h.ok(t, "volume", "show", "data"); !strings.Contains(shown, want) {
 		t.Errorf("show says %s, want %q", shown, want)
 	}
+	for _, from := range [][]string{nil, {"--node=node-a"}, {"--node=node-a", "--unmounted"}} {
+		message := h.fails(t, 5, append([]string{"volume", "detach", id}, from...)...)
+		if !strings.Contains(message, "attached to node node-b ("+node+"), not to node") {
+			t.Errorf("detach %v: the message does not say where the disk is: %s", from, message)
+		}
+	}
 	h.ok(t, "volume", "detach", id, "--node=node-b", "--unmounted")
 	if shown := h.ok(t, "volume", "show", "data"); !strings.Contains(shown, "not attached") {
 		t.Errorf("after the detach show says %s", shown)

@@ -7,7 +7,6 @@ package client
 import (
 	"context"
 	"iter"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -95,6 +94,7 @@ func (v *Volume) setNodeNames(names map[string]string) {
 	v.NodeName = names[v.NodeID]
 	if v.WaitsFor != nil {
 		v.WaitsFor.NodeName = names[v.WaitsFor.NodeID]
+		v.WaitsFor.Problem = withNodeNames(v.WaitsFor.Problem, names)
 	}
 	if v.StillOn != nil {
 		v.StillOn.NodeName = names[v.StillOn.NodeID]
@@ -275,6 +275,11 @@ func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) 
 			}
 		}
 	}
+	for _, r := range list.Restarts {
+		for i := range r.Attach {
+			r.Attach[i].Problem = withNodeNames(r.Attach[i].Problem, list.NodeNames)
+		}
+	}
 	for i := range list.Volumes {
 		list.Volumes[i].setRestarts(list.Restarts)
 		list.Volumes[i].setNodeNames(list.NodeNames)
@@ -289,6 +294,17 @@ func (c *Client) getVolume(
 	options ...grpc.CallOption,
 ) (*csi.ControllerGetVolumeResponse, error) {
 	return c.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id}, options...)
+}
+
+// holder returns the node that has a volume's disk, or "", and whether the volume is published there.
+func (c *Client) holder(ctx context.Context, id string) (published bool, node string, err error) {
+	asking, option, decodeDetails := askDetails(ctx)
+	got, err := c.getVolume(asking, id, option)
+	if err != nil {
+		return false, "", err
+	}
+	details, err := decodeDetails()
+	return len(got.GetStatus().GetPublishedNodeIds()) > 0, details[got.GetVolume().GetVolumeId()].Holder, err
 }
 
 // ShowVolume returns a volume with its attachment and its problems.
@@ -354,23 +370,25 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 		return Deleted{}, err
 	}
 	if c.opts.DryRun {
-		got, err := c.getVolume(ctx, id)
-		if err != nil && !isNotFound(err) {
+		if err := c.checkOnNoNode(ctx, id, "deleted"); err != nil && !isNotFound(err) {
 			return Deleted{}, err
-		}
-		for _, node := range got.GetStatus().GetPublishedNodeIds() {
-			return Deleted{}, failed(
-				codes.FailedPrecondition,
-				"volume %s is attached to node %s and is not deleted: detach the volume first",
-				id,
-				node,
-			)
 		}
 	}
 	if _, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 		return Deleted{}, err
 	}
 	return Deleted{ID: id}, c.forget(id)
+}
+
+// checkOnNoNode returns the error for a volume that cannot be deleted or expanded because a node has its disk, also after
+// an unpublish.
+func (c *Client) checkOnNoNode(ctx context.Context, id, done string) error {
+	_, holder, err := c.holder(ctx, id)
+	if err == nil && holder != "" {
+		err = failed(codes.FailedPrecondition, "volume %s is attached to %s and is not %s: detach the volume first", id,
+			c.nodeText(ctx, id, holder), done)
+	}
+	return err
 }
 
 // Expanded is a volume after it was made larger.
@@ -386,14 +404,8 @@ func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64)
 		return Expanded{}, err
 	}
 	if c.opts.DryRun {
-		got, err := c.getVolume(ctx, id)
-		if err != nil {
+		if err := c.checkOnNoNode(ctx, id, "expanded"); err != nil {
 			return Expanded{}, err
-		}
-		for _, node := range got.GetStatus().GetPublishedNodeIds() {
-			return Expanded{}, failed(
-				codes.FailedPrecondition, "volume %s is attached to %s and is not expanded: detach the volume first", id,
-				c.nodeText(ctx, id, node))
 		}
 	}
 	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
@@ -504,28 +516,24 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	return detached, err
 }
 
-// checkHolder returns an error if the volume is attached to another node than the one from which it shall be detached,
-// or if that node may still use it.
+// checkHolder returns an error if another node than the one from which the volume shall be detached has its disk, also
+// after an unpublish, or if that node may still use it.
 func (c *Client) checkHolder(ctx context.Context, wanted Detachment, unmounted bool) error {
-	got, err := c.getVolume(ctx, wanted.VolumeID)
-	if isNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	holders := got.GetStatus().GetPublishedNodeIds()
-	here := slices.ContainsFunc(holders, func(holder string) bool { return strings.EqualFold(holder, wanted.NodeID) })
+	published, holder, err := c.holder(ctx, wanted.VolumeID)
 	switch {
-	case len(holders) > 0 && !here:
+	case isNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case holder != "" && !strings.EqualFold(holder, wanted.NodeID):
 		return failed(
 			codes.FailedPrecondition,
 			"volume %s is attached to %s, not to node %s: detach it there, or name that node with --node",
 			wanted.VolumeID,
-			c.nodeText(ctx, wanted.VolumeID, holders[0]),
+			c.nodeText(ctx, wanted.VolumeID, holder),
 			wanted.NodeID,
 		)
-	case here && !unmounted:
+	case published && !unmounted:
 		return failed(
 			codes.FailedPrecondition,
 			"volume %s is attached to node %s and may be mounted there: unmount it on that node, then repeat with --unmounted; "+
