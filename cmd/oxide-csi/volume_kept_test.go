@@ -7,8 +7,10 @@ package main_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -78,13 +80,23 @@ func TestMountWithoutController(t *testing.T) {
 	}{{"oxide-token-revoked", 7}, {powerless, 5}} {
 		must(t, os.WriteFile(token, []byte(denied.token), 0o600))
 		h.fails(t, denied.code, "volume", "list")
-		if got := h.run(t, "volume", "mount", "db", data); got.code != 0 ||
-			!strings.Contains(got.stdout, "the controller was not needed") {
-			t.Errorf("with a token that is denied, code %d: %+v", denied.code, got)
+		// The second command is that of the unit oxide-volume@.
+		for _, more := range [][]string{nil, {"--attach", "--wait", "--timeout=0"}} {
+			if got := h.run(t, append([]string{"volume", "mount", "db", data}, more...)...); got.code != 0 ||
+				!strings.Contains(got.stdout, "the controller was not needed") {
+				t.Errorf("with a token that is denied, code %d: %+v", denied.code, got)
+			}
+			h.ok(t, "volume", "unmount", "db", data)
 		}
-		h.ok(t, "volume", "unmount", "db", data)
+		// The disk of a volume that was mounted here before may not be in the guest yet.
+		diskless := append(slices.Clone(h.environ), "OXIDE_CSI_SYS_ROOT="+h.folder(t, "diskless"))
+		got := runPlugin(t, diskless, "volume", "mount", "db", data, "--attach", "--wait", "--timeout=2s")
+		if got.code != 3 || !strings.Contains(got.stderr, "waiting: ") {
+			t.Errorf("without the disk, want a wait: %+v", got)
+		}
 	}
 	must(t, os.WriteFile(token, []byte(h.sim.Token), 0o600))
+	t.Run("a rack that does not answer", func(t *testing.T) { h.mountsWhileTheRackHangs(t, data) })
 
 	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.
 	elsewhere := "--staging-dir=" + filepath.Join(h.dir, "elsewhere")
@@ -119,4 +131,22 @@ func TestMountWithoutController(t *testing.T) {
 	if kept, err := filepath.Glob(filepath.Join(h.dir, "staging", "*.json")); err != nil || len(kept) > 0 {
 		t.Errorf("kept after the deletion: %v, %v", kept, err)
 	}
+}
+
+// mountsWhileTheRackHangs mounts the volume db, as the unit oxide-volume@ does, while the rack accepts calls and does not
+// answer them.
+func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
+	for _, operation := range []string{"disk_list", "disk_view"} {
+		_, err := h.sim.Inject(t.Context(), simtest.Fault{
+			Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 10 * 60 * 1000, Count: new(0),
+		})
+		must(t, err)
+	}
+	began := time.Now()
+	got := h.run(t, "volume", "mount", "db", data, "--attach", "--wait", "--timeout=35s")
+	if got.code != 0 || !strings.Contains(got.stdout, "the controller was not needed") {
+		t.Errorf("after %s: %+v", time.Since(began), got)
+	}
+	must(t, h.sim.ClearFaults(t.Context()))
+	h.ok(t, "volume", "unmount", "db", data)
 }

@@ -135,9 +135,10 @@ disk read before a later mount formats it.`,
 		if opts.Target, err = filepath.Abs(args[1]); err != nil {
 			return err
 		}
-		start := time.Now()
+		if b.wait {
+			opts.NeedsControllerUntil = time.Now().Add(controllerGrace)
+		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
-			opts.NeedsController = b.wait && time.Since(start) < controllerGrace
 			return plugin.Mount(ctx, args[0], opts)
 		},
 			func(w io.Writer, m client.Mounted) {

@@ -20,6 +20,8 @@ type Error struct {
 	unreachable error
 	// rackFailed says that the controller answered INTERNAL: the rack failed.
 	rackFailed bool
+	// mayPass says that the same command can succeed later, whatever the code is.
+	mayPass bool
 	// noProject says that the controller's project does not exist, or that the rack hides it from the token.
 	noProject bool
 }
@@ -84,7 +86,18 @@ func IsWorthWaiting(err error) bool {
 	if failure.unreachable != nil {
 		return !errors.Is(failure.unreachable, fs.ErrPermission)
 	}
-	return failure.rackFailed || ExitCode(err) == exitNotReady
+	return failure.rackFailed || failure.mayPass || ExitCode(err) == exitNotReady
+}
+
+// worthWaiting returns the same [Error] as one that is worth waiting for.
+func worthWaiting(err error) error {
+	var failure *Error
+	if !errors.As(err, &failure) {
+		return err
+	}
+	waits := *failure
+	waits.mayPass = true
+	return &waits
 }
 
 // isDenied reports whether the plugin answered that the rack denies its calls, which says nothing about the volume.

@@ -88,6 +88,12 @@ func (c *Client) listKept(volume string) ([]kept, error) {
 	return found, nil
 }
 
+// hasKept reports whether this host has mounted the volume before.
+func (c *Client) hasKept(volume string) bool {
+	found, err := c.listKept(volume)
+	return err == nil && len(found) > 0
+}
+
 // keptAttachment returns the kept attachment of a volume whose disk is in this guest.
 func (c *Client) keptAttachment(ctx context.Context, volume string) (Attachment, bool) {
 	found, err := c.listKept(volume)

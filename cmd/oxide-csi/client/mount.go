@@ -46,8 +46,8 @@ type MountOptions struct {
 	Attachment *Attachment
 	// Attach says that the volume is attached to this node first.
 	Attach bool
-	// NeedsController says that the volume is not mounted while the controller is not ready.
-	NeedsController bool
+	// NeedsControllerUntil is the time until which the volume is not mounted if the controller is not ready.
+	NeedsControllerUntil time.Time
 }
 
 // stagingMode lets only root reach a filesystem through its staging path.
@@ -60,12 +60,20 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	if err := checkParent(opts.Target); err != nil {
 		return Mounted{TargetPath: opts.Target}, err
 	}
-	attachment, err := c.attachmentToMount(ctx, text, opts)
+	asking := ctx
+	if _, here := c.keptAttachment(ctx, text); here {
+		var cancel context.CancelFunc
+		asking, cancel = context.WithTimeout(ctx, controllerTimeout)
+		defer cancel()
+	}
+	attachment, err := c.attachmentToMount(asking, text, opts)
 	noController := ""
-	if (IsWorthWaiting(err) || isDenied(err)) && !opts.NeedsController {
+	if denied := isDenied(err); denied || IsWorthWaiting(err) && !time.Now().Before(opts.NeedsControllerUntil) {
 		if earlier, ok := c.keptAttachment(ctx, text); ok {
 			attachment, noController, err = earlier, err.Error(), nil
 			ctx = onlyOwnFilesystem(ctx)
+		} else if denied && c.hasKept(text) {
+			err = worthWaiting(err) // the disk may not be in the guest yet
 		}
 	}
 	if err != nil {
@@ -85,6 +93,10 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	}
 	return mounted, err
 }
+
+// controllerTimeout bounds what the controller is asked for a volume whose disk is in this guest, so that nothing has to
+// be attached. A rack that accepts connections and does not answer would hold a mount at boot up for many minutes.
+const controllerTimeout = 20 * time.Second
 
 // attachmentToMount returns the attachment to this node of the volume with this ID or name.
 func (c *Client) attachmentToMount(ctx context.Context, text string, opts MountOptions) (Attachment, error) {
