@@ -578,24 +578,43 @@ func (c *cluster) rotate(t *testing.T) {
 	operator.run(t, "volume", "delete", "data")
 }
 
-// again deregisters a volume by force, as after a claim that Nomad does not release, and registers it again.
+// again deregisters a volume by force, because Nomad does not release its claim, and registers it again.
 func (c *cluster) again(t *testing.T) {
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
-	c.stop(t, operator, "data")
+	c.keepsClaim(t, operator)
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
+	if _, stderr, err := operator.try("volume", "deregister", "data"); err == nil {
+		t.Fatalf("the volume has no claim: %s", stderr)
+	}
 	disk := strings.TrimSpace(operator.run(t, "volume", "status", "-type=csi", "-t", "{{.Context.diskName}}", "data"))
 	operator.run(t, "volume", "deregister", "-force", "data")
 	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl",
 		"existing", "data", "DISK-ID", volume.ExternalID, "DISK-NAME", disk))
+	must(t, c.sim.ClearFaults(t.Context()))
 	second := c.example(t, operator, "data", "node-b")
 	c.lines(t, operator, second, first, second)
 	c.stop(t, operator, "data")
 	operator.run(t, "volume", "delete", "data")
 	c.nothingLeft(t)
+}
+
+// keepsClaim stops the example while the rack refuses the record of each deferred detach. So the unpublish fails, and
+// Nomad keeps the claim of an allocation that has ended.
+func (c *cluster) keepsClaim(t *testing.T, operator cli) {
+	t.Helper()
+	_, err := c.sim.Inject(t.Context(), simtest.Fault{
+		Operation: "anti_affinity_group_create", Kind: simtest.FaultStatus, Status: 400, Count: new(int),
+	})
+	must(t, err)
+	operator.run(t, "job", "stop", "-detach", "example")
+	eventually(t, "an unpublish has failed", func() bool {
+		faults, err := c.sim.Faults(t.Context())
+		return err == nil && len(faults) == 1 && faults[0].Hits > 0
+	})
 }
 
 // existing uses a disk that an operator created. The disk must survive the deletion of its volume.
