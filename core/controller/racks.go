@@ -24,7 +24,8 @@ import (
 
 // racks are the racks of a controller. An ID does not tell its rack, and no two racks use the same ID
 // (docs/reference/rack.md §8). A disk or snapshot is therefore looked up on the rack where it was found last, and
-// otherwise on all racks. It counts as deleted only if every rack that could have it says so.
+// otherwise on all racks. It counts as deleted only if every rack that could have it says so. Several of them can be
+// projects of one rack, which then finds an ID in any of these projects.
 type racks struct {
 	all []*rack.Client
 	// topology is the topology of everything on a rack. All messages share it: a separate copy for each entry would
@@ -93,7 +94,7 @@ func (c *Service) locate(ctx context.Context, volumeID string) (rackController, 
 			volumeID,
 		)
 	}
-	client, disk, err := find(ctx, c.racks, id, diskOrReplaced)
+	client, disk, err := find(ctx, c.racks, id, diskOrReplaced, diskProject)
 	return c.forRack(client), disk, err
 }
 
@@ -107,7 +108,7 @@ func (c *Service) snapshot(ctx context.Context, snapshotID string) (rackControll
 			snapshotID,
 		)
 	}
-	client, snapshot, err := find(ctx, c.racks, id, (*rack.Client).Snapshot)
+	client, snapshot, err := find(ctx, c.racks, id, (*rack.Client).Snapshot, snapshotProject)
 	return c.forRack(client), snapshot, err
 }
 
@@ -139,13 +140,15 @@ func (c rackController) waitForDiskWithin(
 	return disk, err
 }
 
-// find looks up an ID with get, and returns the value and its rack. [rack.ErrNotFound] means that no rack has the ID,
-// and that each rack has confirmed that this token would see it. After any other error the value may exist.
+// find looks up an ID with get, and returns the value and its rack: the one with the value's project, if one has it.
+// [rack.ErrNotFound] means that no rack has the ID, and that each rack has confirmed that this token would see it. After
+// any other error the value may exist.
 func find[T any](
 	ctx context.Context,
 	r *racks,
 	id string,
 	get func(*rack.Client, context.Context, string) (T, error),
+	project func(T) string,
 ) (*rack.Client, T, error) {
 	remaining := r.all
 	var notFound error
@@ -157,9 +160,11 @@ func find[T any](
 		notFound = err
 		remaining = slices.DeleteFunc(slices.Clone(r.all), func(c *rack.Client) bool { return c == cached })
 	}
-	client, value, err := findOnAny(ctx, remaining, id, get, notFound)
+	client, value, foreign, err := findOnAny(ctx, remaining, id, get, project, notFound)
 	if err == nil {
-		r.cacheLocation(id, client)
+		if !foreign {
+			r.cacheLocation(id, client)
+		}
 		return client, value, nil
 	}
 	if errors.Is(err, rack.ErrNotFound) {
@@ -171,21 +176,36 @@ func find[T any](
 	return nil, value, err
 }
 
-// findOnAny queries racks concurrently and returns the first that has the ID. The parameter notFound is the answer of a
-// rack that was queried before.
+// findOnAny queries racks concurrently and returns the first that has the ID in its project. If it is only in another
+// project, foreign is true. The parameter notFound is the answer of a rack that was queried before.
 func findOnAny[T any](
 	ctx context.Context,
 	clients []*rack.Client,
 	id string,
 	get func(*rack.Client, context.Context, string) (T, error),
+	project func(T) string,
 	notFound error,
-) (*rack.Client, T, error) {
-	var zero T
+) (on *rack.Client, value T, foreign bool, err error) {
+	type found struct {
+		value T
+		own   bool
+	}
+	look := func(ctx context.Context, client *rack.Client) (found, error) {
+		value, err := get(client, ctx, id)
+		if err != nil {
+			return found{}, err
+		}
+		own, err := client.ProjectID(ctx)
+		in := project(value)
+		return found{value, in == "" || in == own}, err // a volume without a disk was found by the project's record
+	}
 	var failed error
-	for client, result := range queryAll(ctx, clients, func(ctx context.Context, client *rack.Client) (T, error) { return get(client, ctx, id) }) {
+	for client, result := range queryAll(ctx, clients, look) {
 		switch {
+		case result.err == nil && result.value.own:
+			return client, result.value.value, false, nil
 		case result.err == nil:
-			return client, result.value, nil
+			on, value, foreign = client, result.value.value, true
 		case errors.Is(result.err, rack.ErrNotFound):
 			notFound = result.err
 		default:
@@ -194,9 +214,13 @@ func findOnAny[T any](
 	}
 	if failed != nil {
 		// The code of one rack's error would be wrong here: the disk or snapshot may exist on that rack.
-		return nil, zero, retryable(ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, singleLine(failed)))
+		return nil, value, false, retryable(
+			ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, singleLine(failed)))
 	}
-	return nil, zero, notFound
+	if foreign {
+		return on, value, true, nil
+	}
+	return nil, value, false, notFound
 }
 
 // confirmNotFound returns nil if a 404 of every rack can be trusted. Otherwise the error is UNAVAILABLE, or the end of

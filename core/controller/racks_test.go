@@ -123,6 +123,48 @@ func newMultiRig(t *testing.T) *multiRig {
 	return m
 }
 
+// Two projects of one rack are two racks for a controller. The rack finds an ID also through the wrong one of them, here
+// first. That must change nothing.
+func TestTwoProjectsOfOneRack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	_, err := r.Sim.AddInstance(t.Context(), "stranger", "other", "running")
+	r.Must(t, err)
+	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.Publish(t, volume, node))
+	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: "s"})
+	r.Must(t, err)
+	both, gate := r.copy(), &coretest.Gate{}
+	both.StartWith(t,
+		coretest.RackClient(t, r.Rig, func(c *rack.Config) { c.HTTPClient = &http.Client{Transport: gate} }),
+		coretest.RackClient(t, r.Rig, func(c *rack.Config) { c.Name, c.Project = "other", "other" }),
+	)
+	// late calls an RPC while the look-up through the right project takes longer than the other one.
+	late := func(path string, call func() error) error {
+		held, done := gate.Hold(http.MethodGet, path), make(chan error, 1)
+		go func() { done <- call() }()
+		held.Entered(t)
+		time.AfterFunc(100*time.Millisecond, held.Release)
+		return <-done
+	}
+	r.Must(t, late("/v1/disks/"+volume, func() error { return both.Unpublish(t, volume, node) }))
+	if on := r.Holder(t, volume); on != "" {
+		t.Errorf("unpublish was OK, and the disk is still on %s", on)
+	}
+	r.Must(t, both.Publish(t, volume, node))
+	r.Must(t, both.Unpublish(t, volume, node))
+	r.Must(t, late("/v1/snapshots/"+snapshot.GetSnapshot().GetSnapshotId(), func() error {
+		_, err := both.DeleteSnapshot(
+			t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
+		return err
+	}))
+	r.Must(t, both.Delete(t, volume))
+	_, err = r.Sim.AddInstance(t.Context(), "third", "third", "running")
+	r.Must(t, err)
+	theirs := r.UserDisk(t, "third", "theirs", "")
+	coretest.WantCode(t, both.Publish(t, theirs.Id, node), codes.FailedPrecondition, "another project")
+}
+
 func proxyTo(t *testing.T, host string) http.Handler {
 	t.Helper()
 	target, err := url.Parse(host)

@@ -3449,6 +3449,14 @@ var planted = []bug{
 		test:     "TestAnswerOfTheNodeThatWasAsked",
 	},
 	{
+		name:     "controller: a disk is of the rack that answers first, whatever its project",
+		file:     "core/controller/racks.go",
+		original: "\t\tcase result.err == nil && result.value.own:",
+		planted:  "\t\tcase result.err == nil && (result.value.own || true):",
+		pkg:      "core/controller",
+		test:     "TestTwoProjectsOfOneRack",
+	},
+	{
 		name:     "probe: /livez looks only at the socket's file",
 		file:     "cmd/oxide-csi/serve.go",
 		original: "current.Load().CheckLive(ctx) }",
