@@ -159,13 +159,17 @@ func (v *versionNegotiator) current() (version string, pending *negotiation, min
 	return v.inUse, v.pending, mine
 }
 
-// negotiate finds the version for all waiting callers.
-func (v *versionNegotiator) negotiate(ctx context.Context, host *url.URL, mine *negotiation) (string, error) {
-	defer close(mine.done)
-	version, err := v.newestServed(ctx, host)
-	v.mu.Lock()
-	v.inUse, v.pending = version, nil
-	v.mu.Unlock()
+// negotiate finds the version for all waiting callers. After a panic another caller takes over.
+func (v *versionNegotiator) negotiate(
+	ctx context.Context, host *url.URL, mine *negotiation,
+) (version string, err error) {
+	defer func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.inUse, v.pending = version, nil
+		close(mine.done)
+	}()
+	version, err = v.newestServed(ctx, host)
 	if ctx.Err() == nil {
 		mine.err = err
 	}

@@ -7,11 +7,13 @@ package rack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -220,6 +222,34 @@ func TestNegotiatingCallerLeaves(t *testing.T) {
 			t.Errorf("another call: %v", err)
 		}
 	}
+}
+
+// breaksOnce is a transport whose first request panics.
+type breaksOnce struct{ once sync.Once }
+
+func (b *breaksOnce) RoundTrip(req *http.Request) (*http.Response, error) {
+	b.once.Do(func() { panic("broken") })
+	return http.DefaultTransport.RoundTrip(req)
+}
+
+// After a panic in the negotiation the next call negotiates.
+func TestPanicInTheNegotiation(t *testing.T) {
+	r := newRig(t, simrack.Options{}, func(c *Config) { c.HTTPClient = &http.Client{Transport: &breaksOnce{}} })
+	create := func() (err error) {
+		defer func() {
+			if reason := recover(); reason != nil {
+				err = fmt.Errorf("panic: %v", reason)
+			}
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err = r.CreateDisk(ctx, DiskSpec{Name: "v", SizeBytes: gib, BlockSize: 4096})
+		return err
+	}
+	if err := create(); err == nil || !strings.Contains(err.Error(), "broken") {
+		t.Fatalf("the first call: %v", err)
+	}
+	must(t, create())
 }
 
 // A rack that is downgraded refuses the version in use. The refused requests are repeated completely in an older
