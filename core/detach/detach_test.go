@@ -156,6 +156,46 @@ func TestSecondDetachStartsItsOwnTime(t *testing.T) {
 	})
 }
 
+// panicking is a rack whose first list of records panics.
+type panicking struct {
+	actor
+	lists *int
+}
+
+func (p panicking) Records(ctx context.Context) ([]rack.Record, error) {
+	if *p.lists++; *p.lists == 1 {
+		panic("broken")
+	}
+	return p.actor.Records(ctx)
+}
+
+// A panic ends one look at the records. A disk whose time comes later is detached.
+func TestPanicDoesNotEndTheDetaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{holder: instance, turn: func(string) {}}
+		d := detach.New(panicking{actor{w, ""}, new(int)}, detach.Options{
+			Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler),
+		})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			d.Run(t.Context())
+		}()
+		synctest.Wait() // after the panic
+		must(t, d.Defer(t.Context(), volume, instance))
+		time.Sleep(grace + time.Minute)
+		synctest.Wait()
+		if w.holder != "" {
+			t.Error("the disk stays attached")
+		}
+		select {
+		case <-ended:
+			t.Error("nothing is detached any more")
+		default:
+		}
+	})
+}
+
 // While the rack may still detach a disk, the detaching record stays, so that the volume is not published.
 func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}

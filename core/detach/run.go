@@ -7,11 +7,13 @@ package detach
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 const (
@@ -60,8 +62,14 @@ func (d *Detacher) Run(ctx context.Context) {
 }
 
 // lookOnce carries out what is due, and returns the time until the next look. An error of one volume does not stop the
-// others.
+// others, and a panic ends one look: disks would stay attached for the life of the process.
 func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			rpc.LogPanic(d.opts.Log, slog.String("task", "deferred detaches"), reason)
+			next, err = failedPause, nil
+		}
+	}()
 	defer func() {
 		if err != nil {
 			next = min(next, failedPause)
