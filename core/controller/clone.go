@@ -42,7 +42,7 @@ func (c *Service) clone(
 	}
 	size, err := chooseSize(want.capacity, source.SizeBytes) // after the wait: the source may have grown
 	if err != nil {
-		return rackController{}, rack.Disk{}, err
+		return c.existingOr(ctx, want, candidates, err)
 	}
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.VolumeID, description.Lineage)

@@ -581,6 +581,26 @@ func TestClone(t *testing.T) {
 	coretest.WantCode(t, err, codes.AlreadyExists, volume)
 }
 
+// A repetition finds the copy also after the source has outgrown the limit of the request.
+func TestCloneOfASourceThatHasGrown(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	req := from("copy", fromVolume(volume))
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: coretest.GiB, LimitBytes: coretest.GiB}
+	got, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	_, err = r.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: volume, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+	})
+	r.Must(t, err)
+	again, err := r.CreateVolume(t.Context(), req)
+	r.Must(t, err)
+	coretest.WantSame(t, again.GetVolume().GetVolumeId(), got.GetVolume().GetVolumeId())
+	req.Name = "another"
+	_, err = r.CreateVolume(t.Context(), req)
+	coretest.WantCode(t, err, codes.OutOfRange)
+}
+
 // After a fault in any request no temporary snapshot stays, and a retry leads to exactly one copy.
 func TestCloneThroughFaults(t *testing.T) {
 	t.Parallel()
