@@ -88,6 +88,24 @@ func without(args []string, flag string) []string {
 	return rest
 }
 
+// An ID of a project is used as the rack's API names it. A name stays as it is.
+func TestProjectNotations(t *testing.T) {
+	const id = "6f1d1e6e-0000-4000-8000-000000000001"
+	for given, want := range map[string]string{
+		"demo":                             "demo",
+		id:                                 id,
+		strings.ToUpper(id):                id,
+		"{" + id + "}":                     id,
+		strings.ReplaceAll(id, "-", ""):    id,
+		"deadbeefdeadbeefdeadbeefdeadbeef": "deadbeefdeadbeefdeadbeefdeadbeef",
+	} {
+		got, _, err := load(t, append(without(complete, "oxide-project"), "--oxide-project="+given), tokenEnv, "")
+		if err != nil || got.OxideProject != want {
+			t.Errorf("%q is project %q: %v", given, got.OxideProject, err)
+		}
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	got, warnings, err := load(t, complete, tokenEnv, "")
 	if err != nil || len(warnings) > 0 {

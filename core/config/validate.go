@@ -124,9 +124,19 @@ func (c *Config) normalise() {
 	keep(&c.Endpoint, socketPath)
 	keep(&c.InstanceID, metadata.ParseInstanceID)
 	keep(&c.OxideHost, hostURL)
+	keep(&c.OxideProject, projectRef)
 	for i := range c.Racks {
 		keep(&c.Racks[i].Host, hostURL)
+		keep(&c.Racks[i].Project, projectRef)
 	}
+}
+
+// projectRef returns a project as the rack's API names it. A name stays as it is, also one that looks like an ID.
+func projectRef(project string) (string, error) {
+	if oxideNames.MatchString(project) {
+		return project, nil
+	}
+	return metadata.ParseInstanceID(project)
 }
 
 // checkRequired adds a problem for every setting that this mode requires and that is not set.
@@ -424,10 +434,7 @@ func checkProject(project string) error {
 	if project == "" {
 		return errors.New("is required; set the name or ID of the project that holds the disks")
 	}
-	if _, err := metadata.ParseInstanceID(
-		project,
-	); err != nil &&
-		(len(project) > maxNameBytes || !oxideNames.MatchString(project)) {
+	if _, err := projectRef(project); err != nil || len(project) > maxNameBytes {
 		return fmt.Errorf(
 			"%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID",
 			quote(project),
