@@ -190,8 +190,11 @@ func callPlugin[T any](
 		defer cancel()
 	}
 	reported := ""
-	for {
+	for waitsFor := error(nil); ; waitsFor = err {
 		result, err = call(ctx, plugin)
+		if waitsFor != nil && err != nil && ctx.Err() != nil {
+			err = waitsFor // the time was up during this attempt, which says nothing
+		}
 		if err == nil || !b.wait || ctx.Err() != nil || !client.IsWorthWaiting(err) {
 			break
 		}

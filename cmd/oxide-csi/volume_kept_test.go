@@ -5,12 +5,15 @@
 package main_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -91,12 +94,13 @@ func TestMountWithoutController(t *testing.T) {
 		// The disk of a volume that was mounted here before may not be in the guest yet.
 		diskless := append(slices.Clone(h.environ), "OXIDE_CSI_SYS_ROOT="+h.folder(t, "diskless"))
 		got := runPlugin(t, diskless, "volume", "mount", "db", data, "--attach", "--wait", "--timeout=2s")
-		if got.code != 3 || !strings.Contains(got.stderr, "waiting: ") {
-			t.Errorf("without the disk, want a wait: %+v", got)
+		if got.code != denied.code || !strings.Contains(got.stderr, "waiting: ") {
+			t.Errorf("without the disk, want code %d after a wait: %+v", denied.code, got)
 		}
 	}
 	must(t, os.WriteFile(token, []byte(h.sim.Token), 0o600))
 	t.Run("a rack that does not answer", func(t *testing.T) { h.mountsWhileTheRackHangs(t, data) })
+	t.Run("a detach that is under way", func(t *testing.T) { h.mountsNothingDuringADetach(t, id, data) })
 
 	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.
 	elsewhere := "--staging-dir=" + filepath.Join(h.dir, "elsewhere")
@@ -149,4 +153,31 @@ func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
 	}
 	must(t, h.sim.ClearFaults(t.Context()))
 	h.ok(t, "volume", "unmount", "db", data)
+}
+
+// mountsNothingDuringADetach mounts the volume db while the controller detaches it. The controller answers that another
+// call works on the volume, so its disk is not known to stay.
+func (h *host) mountsNothingDuringADetach(t *testing.T, id, data string) {
+	_, err := h.sim.Inject(t.Context(), simtest.Fault{
+		Operation: "instance_disk_detach", Kind: simtest.FaultDelay, DelayMillis: 10 * 1000,
+	})
+	must(t, err)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		_, _ = h.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: id, NodeId: h.sim.Instances[0].ID,
+		})
+	}()
+	eventually(t, "the rack is asked to detach the disk", func() bool {
+		faults, err := h.sim.Faults(t.Context())
+		return err == nil && len(faults) == 1 && faults[0].Hits > 0
+	})
+	if got := h.run(t, "volume", "mount", "db", data, "--attach", "--timeout=5s"); got.code != 3 {
+		t.Errorf("want code 3: %+v", got)
+	}
+	leave()
+	<-left
+	must(t, h.sim.ClearFaults(t.Context()))
 }

@@ -34,6 +34,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Number is a device number of the kernel.
@@ -98,7 +100,7 @@ func (r Roots) Disks() ([]Disk, error) {
 			continue
 		}
 		disk, err := r.disk(entry.Name())
-		if errors.Is(err, fs.ErrNotExist) {
+		if isGone(err) {
 			continue // the disk left the guest during this call, or sysfs does not show all of it yet
 		}
 		if err != nil {
@@ -109,6 +111,12 @@ func (r Roots) Disks() ([]Disk, error) {
 		}
 	}
 	return disks, nil
+}
+
+// isGone reports whether sysfs answered that a device has gone, or just goes: then the kernel answers EINVAL for the
+// attributes of a mapping, and ENODEV for those of a disk.
+func isGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV)
 }
 
 // ByNumber returns the disk that has this device number now. It returns [ErrNotFound] if no disk has it, for example

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
@@ -59,6 +61,23 @@ func TestWaitForDiskBySerial(t *testing.T) {
 				t.Errorf("found %v, want %s, %v, %d bytes", dev, want.Kernel, want.Number, sizeBytes)
 			}
 		})
+	}
+}
+
+// While a mapping is being closed, the kernel answers EINVAL for its attributes. A file that cannot be read stands for
+// one.
+func TestMappingThatIsJustClosed(t *testing.T) {
+	t.Parallel()
+	g := devicetest.New(t)
+	folder := filepath.Join(g.Dir, "sys/block/dm-0/dm")
+	if err := errors.Join(os.MkdirAll(folder, 0o755), os.Symlink("/proc/self/clear_refs", folder+"/name")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.ReadFile(folder + "/name"); !errors.Is(err, unix.EINVAL) {
+		t.Fatalf("the file can be read: %v", err)
+	}
+	if found, err := g.Roots().MappingsOf(uuid.New()); err != nil || len(found) > 0 {
+		t.Errorf("%v, %v", found, err)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -109,7 +108,7 @@ func (r Roots) mappings() (all []Mapping, err error) {
 	}
 	for _, folder := range folders {
 		m, err := r.mapping(filepath.Base(folder))
-		if errors.Is(err, fs.ErrNotExist) {
+		if isGone(err) {
 			continue // closed during this call
 		}
 		if err != nil {

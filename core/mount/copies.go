@@ -106,7 +106,7 @@ func (t Table) PrivateCopies(entry Entry) []Copy {
 func openersOf(devices []device.Number, reading bool) string {
 	var names []string
 	forEachProcess(func(folder string) bool {
-		if opens(filepath.Join(folder, "fd"), devices, reading) {
+		if opens(folder, devices, reading) {
 			names = append(names, processName(folder))
 		}
 		return len(names) < maxNamed
@@ -114,23 +114,39 @@ func openersOf(devices []device.Number, reading bool) string {
 	return strings.Join(names, ", ")
 }
 
-// opens reports whether a folder of /proc with the files of a process contains one of the devices. It uses plain system
-// calls: a node has thousands of open files, and os.File takes a quarter more time.
+// opens reports whether a process, given by its folder in /proc, has one of the devices open. The folder shows the files
+// of the main thread. If that has ended, the other threads still have them.
 func opens(folder string, devices []device.Number, reading bool) bool {
+	found, files := opensIn(filepath.Join(folder, "fd"), devices, reading)
+	if found || files > 0 {
+		return found
+	}
+	threads, err := filepath.Glob(filepath.Join(folder, "task", "*", "fd"))
+	return err == nil && slices.ContainsFunc(threads, func(thread string) bool {
+		found, _ := opensIn(thread, devices, reading)
+		return found
+	})
+}
+
+// opensIn reports whether a folder of /proc with the files of a thread contains one of the devices, and how many files
+// it has seen until then. It uses plain system calls: a node has thousands of open files, and os.File takes a quarter
+// more time.
+func opensIn(folder string, devices []device.Number, reading bool) (found bool, seen int) {
 	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false // the process has ended
+		return false, 0 // the process has ended
 	}
 	defer func() { _ = unix.Close(dir) }() // nothing was written
 	buffer := make([]byte, 4096)
 	for {
 		size, err := unix.ReadDirent(dir, buffer)
 		if err != nil || size <= 0 {
-			return false
+			return false, seen
 		}
 		_, _, files := unix.ParseDirent(buffer[:size], -1, nil)
+		seen += len(files)
 		if slices.ContainsFunc(files, func(file string) bool { return isOpen(dir, file, devices, reading) }) {
-			return true
+			return true, seen
 		}
 	}
 }

@@ -127,13 +127,14 @@ func processesUsing(devices []device.Number) string {
 	var names []string
 	devices = device.WithMappings(devices)
 	forEachProcess(func(folder string) bool {
-		links := []string{"cwd", "root", "exe"}
-		if fds, err := os.ReadDir(filepath.Join(folder, "fd")); err == nil {
-			for _, fd := range fds {
-				links = append(links, filepath.Join("fd", fd.Name()))
-			}
+		links, err := filepath.Glob(filepath.Join(folder, "fd", "*"))
+		if err == nil && len(links) == 0 { // as in opens
+			links, err = filepath.Glob(filepath.Join(folder, "task", "*", "fd", "*"))
 		}
-		if slices.ContainsFunc(links, func(link string) bool { return linkUses(filepath.Join(folder, link), devices) }) {
+		for _, link := range []string{"cwd", "root", "exe"} {
+			links = append(links, filepath.Join(folder, link))
+		}
+		if err == nil && slices.ContainsFunc(links, func(link string) bool { return linkUses(link, devices) }) {
 			names = append(names, processName(folder))
 		}
 		return len(names) < maxNamed

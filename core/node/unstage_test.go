@@ -112,6 +112,16 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	})
 }
 
+// The main thread of a program can end while another thread goes on with the open files.
+func TestUnstageWhileAThreadHasTheDiskOpen(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t)
+	v := r.newVolume(diskA)
+	r.impatient()
+	coretest.Must(t, r.stage(v, rawBlock(writer)))
+	r.refusedUntil(v, devicetest.HoldWithoutMainThread(t, r.node(v)).End, "process ")
+}
+
 // A user has made partitions on a raw block volume. An exclusive open of the disk succeeds while a program writes to
 // one.
 func TestUnstageWhileAProgramHasAPartitionOpen(t *testing.T) {

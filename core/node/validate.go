@@ -45,20 +45,27 @@ func validateNodeUnstageVolume(req *csi.NodeUnstageVolumeRequest) error {
 }
 
 // validateNodePublishVolume requires the staging path. The specification makes it optional only for plugins without
-// STAGE_UNSTAGE_VOLUME.
+// STAGE_UNSTAGE_VOLUME, and asks for FAILED_PRECONDITION if it is missing.
 func validateNodePublishVolume(req *csi.NodePublishVolumeRequest) error {
 	return rpc.FirstError(
 		rpc.CheckVolumeID(req.GetVolumeId()),
 		checkPath("target_path", req.GetTargetPath()),
-		checkPath("staging_target_path", req.GetStagingTargetPath()),
 		rpc.CheckMap("secrets", req.GetSecrets()),
 		rpc.CheckMap("publish_context", req.GetPublishContext()),
 		rpc.CheckMap("volume_context", req.GetVolumeContext()),
 		rpc.CheckCapability("volume_capability", req.GetVolumeCapability()),
 		rpc.CheckSupported(req.GetVolumeCapability()),
+		checkStaged(req.GetStagingTargetPath()),
 		checkBlockStaging(req),
 		checkSeparate(req.GetStagingTargetPath(), req.GetTargetPath()),
 	)
+}
+
+func checkStaged(staging string) error {
+	if staging == "" {
+		return rpc.FailedPrecondition("staging_target_path is not set: stage the volume first, and give its staging path")
+	}
+	return checkPath("staging_target_path", staging)
 }
 
 func validateNodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {

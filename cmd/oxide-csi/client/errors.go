@@ -89,6 +89,19 @@ func IsWorthWaiting(err error) bool {
 	return failure.rackFailed || failure.mayPass || ExitCode(err) == exitNotReady
 }
 
+// isUnanswered reports whether neither the plugin nor the rack behind it has answered, so that nothing is known of the
+// volume. ABORTED is an answer: another call works on the volume, and may detach it.
+func isUnanswered(err error) bool {
+	var failure *Error
+	switch {
+	case !errors.As(err, &failure):
+		return false
+	case failure.unreachable != nil:
+		return !errors.Is(failure.unreachable, fs.ErrPermission)
+	}
+	return failure.rackFailed || failure.Code == codes.Unavailable || failure.Code == codes.DeadlineExceeded
+}
+
 // worthWaiting returns the same [Error] as one that is worth waiting for.
 func worthWaiting(err error) error {
 	var failure *Error

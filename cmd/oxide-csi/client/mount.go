@@ -54,8 +54,8 @@ type MountOptions struct {
 const stagingMode = 0o700
 
 // Mount stages a volume that is attached to this node, and publishes it at the target. If it fails, it unstages a
-// volume that it has staged. If the controller is not ready or the rack denies its calls, and this node has mounted the
-// volume before and has its disk, it mounts the filesystem that the plugin made there then.
+// volume that it has staged. If the controller or the rack does not answer, or the rack denies the calls, and this node
+// has mounted the volume before and has its disk, it mounts the filesystem that the plugin made there then.
 func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mounted, error) {
 	if err := checkParent(opts.Target); err != nil {
 		return Mounted{TargetPath: opts.Target}, err
@@ -67,8 +67,11 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 		defer cancel()
 	}
 	attachment, err := c.attachmentToMount(asking, text, opts)
+	if asking.Err() != nil && ctx.Err() == nil && err != nil {
+		err = failed(codes.DeadlineExceeded, "the controller has not answered within %s", controllerTimeout)
+	}
 	noController := ""
-	if denied := isDenied(err); denied || IsWorthWaiting(err) && !time.Now().Before(opts.NeedsControllerUntil) {
+	if denied := isDenied(err); denied || isUnanswered(err) && !time.Now().Before(opts.NeedsControllerUntil) {
 		if earlier, ok := c.keptAttachment(ctx, text); ok {
 			attachment, noController, err = earlier, err.Error(), nil
 			ctx = onlyOwnFilesystem(ctx)

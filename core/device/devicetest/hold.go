@@ -7,8 +7,15 @@ package devicetest
 import (
 	"bufio"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 )
@@ -39,6 +46,45 @@ while read -r path; do umount -l "$path" 2>/dev/null; done
 		t,
 		exec.Command("unshare", "--mount", "--propagation=private", "/bin/sh", "-c", leaveOthers+ready(script), keep),
 	)
+}
+
+// holdVariable names the file that a process of [HoldWithoutMainThread] holds.
+const holdVariable = "OXIDE_CSI_TEST_HOLDS"
+
+// HoldWithoutMainThread starts a process that has the file open for reading and writing, and whose main thread ends. The
+// process is this test program again.
+func HoldWithoutMainThread(t testing.TB, path string) *Holder {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), holdVariable+"="+path)
+	return hold(t, cmd)
+}
+
+// The main thread executes init.
+func init() {
+	path := os.Getenv(holdVariable)
+	if path == "" {
+		return
+	}
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	go func() {
+		for {
+			if stat, err := os.ReadFile("/proc/self/stat"); err == nil && strings.Contains(string(stat), ") Z ") {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		fmt.Println("ready")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		runtime.KeepAlive(file)
+		os.Exit(0)
+	}()
+	_, _, errno := unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+	panic(errno)
 }
 
 func ready(script string) string { return "set -e\n" + script + "\necho ready\nexec cat >/dev/null" }
