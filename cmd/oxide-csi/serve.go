@@ -87,6 +87,9 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		endChecks() // a server that stops removes its socket, also while it waits for calls in flight
 		<-checked
 		stopServing(ctx, server, built.retire)
+		if built.finish != nil {
+			built.finish()
+		}
 	}
 	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -162,6 +163,40 @@ func TestSignalWaitsForCallsInFlight(t *testing.T) {
 	left, err := sim.Leftovers(t.Context())
 	if err != nil || left.Disks != 1 {
 		t.Errorf("%+v, %v: want the disk of the call in flight", left, err)
+	}
+}
+
+// A node plugin that stops waits for a check that goes on after its call. e2fsck of a filesystem with multi-mount
+// protection waits 11 s to see whether another host uses it.
+func TestSignalWaitsForACheck(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	data := filepath.Join(h.dir, "data")
+	h.ok(t, "volume", "create", "db", "--size=1GiB")
+	h.ok(t, "volume", "mount", "db", data, "--attach")
+	h.ok(t, "volume", "unmount", "db", data)
+	disks, err := filepath.Glob(filepath.Join(h.sim.Instances[0].Guest, "dev", "nvme*n1"))
+	must(t, err)
+	disk := disks[len(disks)-1] // after the boot disk
+	for _, command := range [][]string{
+		{"tune2fs", "-O", "mmp", disk},
+		{"debugfs", "-w", "-R", "set_super_value state 0", disk},
+		{"debugfs", "-w", "-R", "set_mmp_value seq 4711", disk},
+	} {
+		if said, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", command, err, said)
+		}
+	}
+	if got := h.run(t, "volume", "mount", "db", data, "--attach", "--timeout=3s"); got.code != 3 {
+		t.Fatalf("the check is no longer than the call: %+v", got)
+	}
+	must(t, h.node.Signal(syscall.SIGTERM))
+	if code, err := h.node.ExitCode(within(t, 2*time.Minute)); err != nil || code != 0 {
+		t.Errorf("exit code %d, %v: %s", code, err, h.node.Stderr())
+	}
+	state, err := exec.CommandContext(t.Context(), "dumpe2fs", "-h", disk).Output()
+	if err != nil || !regexp.MustCompile(`Filesystem state: +clean\n`).Match(state) {
+		t.Errorf("the check was not finished: %v: %s", err, state)
 	}
 }
 

@@ -33,6 +33,8 @@ type services struct {
 	server core.ServerOptions
 	// retire hands planned restarts over to another controller. It is nil without a controller.
 	retire func(context.Context)
+	// finish waits for work that goes on after its call. It is nil without a node.
+	finish func()
 	checks []readinessCheck
 }
 
@@ -62,7 +64,7 @@ func buildServices(
 	if cfg.Mode.Node() {
 		service := buildNode(ctx, cfg, readiness, registration, background, log)
 		measured.RegisterNodeVolumes(service.Volumes)
-		built.server.Node = service
+		built.server.Node, built.finish = service, service.Finish
 	}
 	return built, nil
 }

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -218,6 +220,20 @@ func (r *Repairs) do(
 		panic(current.panicked) // in the RPC's goroutine, where the interceptor recovers it
 	}
 	return current.err
+}
+
+// Finish waits for the checks and growths that outlive their RPCs. Call it when no call can start another one. It does
+// not wait for one that hangs.
+func (r *Repairs) Finish() {
+	r.mu.Lock()
+	running := slices.Collect(maps.Values(r.running))
+	r.mu.Unlock()
+	for _, one := range running {
+		select {
+		case <-one.done:
+		case <-time.After(time.Until(one.started.Add(hungAfter))):
+		}
+	}
 }
 
 // startOrJoin starts a repair, or returns the one of the disk that runs or has failed. While too many repairs of other

@@ -158,6 +158,40 @@ func TestRepetitionJoinsTheCheck(t *testing.T) {
 	})
 }
 
+// The end of the process waits for a check, and not for one that hangs.
+func TestFinishWaitsForChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, end := hangingRepairs(0)
+		if err := checkFor(t, r, uuid.New(), time.Minute); !errors.Is(err, ErrChecking) {
+			t.Fatalf("%v, want ErrChecking", err)
+		}
+		finished := make(chan struct{})
+		go func() {
+			defer close(finished)
+			r.Finish()
+		}()
+		time.Sleep(time.Minute)
+		select {
+		case <-finished:
+			t.Fatal("the check still runs")
+		default:
+		}
+		close(end)
+		<-finished
+
+		r, end = hangingRepairs(0)
+		if err := checkFor(t, r, uuid.New(), time.Minute); !errors.Is(err, ErrChecking) {
+			t.Fatalf("%v, want ErrChecking", err)
+		}
+		began := time.Now()
+		r.Finish()
+		if waited := time.Since(began); waited > hungAfter {
+			t.Errorf("waited %s for a check that hangs", waited)
+		}
+		close(end)
+	})
+}
+
 // A failure without a later call is forgotten, because the disk may have been repaired meanwhile.
 func TestOldFailureIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

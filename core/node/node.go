@@ -107,6 +107,10 @@ func New(opts Options) *Service {
 	}
 }
 
+// Finish waits for work that goes on after its call: checks and growths of filesystems. Call it when the server has
+// stopped.
+func (n *Service) Finish() { n.repairs.Finish() }
+
 // NodeGetVolumeStats returns the used and free bytes and inodes of a filesystem, or the size of a raw block volume. It
 // returns NOT_FOUND if the volume is not mounted at the path, or if its disk has left the guest: the kernel would still
 // answer from memory. CSI spec, NodeGetVolumeStats.

@@ -3513,6 +3513,14 @@ var planted = []bug{
 		test:     "TestMountWithoutController",
 	},
 	{
+		name:     "serve: a stopping node plugin leaves a check behind",
+		file:     "cmd/oxide-csi/serve.go",
+		original: "\t\tif built.finish != nil {",
+		planted:  "\t\tif false {",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestSignalWaitsForACheck",
+	},
+	{
 		name:     "probe: /livez looks only at the socket's file",
 		file:     "cmd/oxide-csi/serve.go",
 		original: "current.Load().CheckLive(ctx) }",
