@@ -5,10 +5,12 @@
 package main_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -20,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -103,6 +106,42 @@ func holdDiskCreate(t *testing.T, sim *simtest.Sim) (proxied *simtest.Sim, held 
 	clone := *sim
 	clone.Host = server.URL
 	return &clone, arrived, release
+}
+
+// A snapshot that the rack is still making, after a create that ended too early, is not missing for a deletion by name.
+func TestDeleteOfAnUnfinishedSnapshot(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t)
+	rack, err := url.Parse(sim.Host)
+	must(t, err)
+	server := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(req *httputil.ProxyRequest) { req.SetURL(rack) },
+		ModifyResponse: func(resp *http.Response) error {
+			if resp.Request.Method != http.MethodGet || resp.Request.URL.Path != "/v1/snapshots" {
+				return nil
+			}
+			list, err := io.ReadAll(resp.Body)
+			list = bytes.ReplaceAll(list, []byte(`"ready"`), []byte(`"creating"`))
+			resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(list)), int64(len(list))
+			resp.Header.Set("Content-Length", strconv.Itoa(len(list)))
+			return err
+		},
+	})
+	t.Cleanup(server.Close)
+	proxied := *sim
+	proxied.Host = server.URL
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: &proxied})
+	environ := []string{"CSI_ENDPOINT=unix://" + plugin.Socket}
+	for _, args := range [][]string{
+		{"volume", "create", "v", "--size=1GiB"}, {"snapshot", "create", "s", "--volume=v"}, {"snapshot", "delete", "s"},
+	} {
+		if got := runPlugin(t, environ, args...); got.code != 0 {
+			t.Fatalf("%v: %+v", args, got)
+		}
+	}
+	if left, err := sim.Leftovers(t.Context()); err != nil || left.Snapshots != 0 {
+		t.Errorf("the snapshot was not deleted: %+v, %v", left, err)
+	}
 }
 
 // startCreate starts a CreateVolume and waits until the proxy of holdDiskCreate holds its request.

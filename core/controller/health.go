@@ -44,7 +44,7 @@ func (c *Service) ControllerListVolumeHealth(
 		req,
 		func(_ rackController, disk rack.Disk) *csi.VolumeHealth {
 			health := diskHealth(disk)
-			if len(health.GetHealthStatuses()) == 0 || !isListed(disk, c.ownsDisk(disk)) {
+			if len(health.GetHealthStatuses()) == 0 || !isListed(disk, c.ownsDisk(disk), false) {
 				return nil
 			}
 			return health

@@ -43,7 +43,10 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 		}
 	}
 	details := newDetails(ctx)
-	counts := c.volumeCounts.get(req.GetStartingToken())
+	counts, unfinished := c.volumeCounts.get(req.GetStartingToken()), asked(ctx, rpc.MetadataAskUnfinished)
+	if unfinished {
+		counts = nil // as a list that another process began
+	}
 	var listed []listedDisk // of each entry, and of the first entry of the next page
 	deferred, err := c.allDeferredDetaches(ctx)
 	if err != nil {
@@ -58,7 +61,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 		func(rc rackController, disk rack.Disk) *csi.ListVolumesResponse_Entry {
 			owner, described := rack.ParseDescription(disk.Description)
 			ours := described && owner.Cluster == c.cluster
-			if !isListed(disk, ours) {
+			if !isListed(disk, ours, unfinished) {
 				return nil
 			}
 			listed = append(listed, listedDisk{rc.rack, ours, disk.InstanceID != "", owner.LUKS != 0})
@@ -111,12 +114,12 @@ func (c *Service) count(counts volumeCounts, page []listedDisk, next string) {
 	}
 }
 
-// isListed reports whether ListVolumes lists a disk. It leaves out a disk in state Creating, whose creation can still
-// fail, but not the new disk of a volume that grows. It leaves out a disk that the rack failed to delete: the volume is
-// deleted, or has another disk.
-func isListed(disk rack.Disk, ours bool) bool {
+// isListed reports whether ListVolumes lists a disk. Without unfinished it leaves out a disk in state Creating, whose
+// creation can still fail, but not the new disk of a volume that grows. It leaves out a disk that the rack failed to
+// delete: the volume is deleted, or has another disk.
+func isListed(disk rack.Disk, ours, unfinished bool) bool {
 	failable := disk.State == rack.Creating && !disk.Grown()
-	return !failable && !disk.HalfDeleted() && (disk.InstanceID != "" || ours)
+	return (!failable || unfinished) && !disk.HalfDeleted() && (disk.InstanceID != "" || ours)
 }
 
 // disksAndReplaced is [expand.Expander.Disks] of a rack.
@@ -247,9 +250,9 @@ func (c *Service) ListSnapshots(
 	if err != nil {
 		return nil, err
 	}
-	details := newDetails(ctx)
+	details, unfinished := newDetails(ctx), asked(ctx, rpc.MetadataAskUnfinished)
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
-		if snapshot.State == rack.SnapshotCreating || snapshot.Internal() || (sourceOK && snapshot.VolumeID != source) {
+		if snapshot.State == rack.SnapshotCreating && !unfinished || snapshot.Internal() || (sourceOK && snapshot.VolumeID != source) {
 			return nil
 		}
 		if adoptable != nil && !adoptable(snapshot.Description, snapshot.VolumeID) {

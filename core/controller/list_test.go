@@ -5,7 +5,10 @@
 package controller_test
 
 import (
+	"bytes"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +61,52 @@ func (r *rig) bootDisks(t *testing.T) (ids []string) {
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// A disk or snapshot that the rack is still making is listed only for a caller that asks for it.
+func TestListsOfUnfinished(t *testing.T) {
+	r := newRig(t)
+	volume := r.Create(t, "v")
+	r.snapshot(t, "s", volume)
+	making := r.copy()
+	making.StartWith(t, coretest.RackClient(t, r.Rig, func(c *rack.Config) {
+		c.HTTPClient = &http.Client{Transport: stillMaking{}}
+	}))
+	for _, asks := range []bool{false, true} {
+		ctx, want := t.Context(), 0
+		if asks {
+			ctx, want = metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskUnfinished, "yes"), 1
+		}
+		snapshots, err := making.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+		r.Must(t, err)
+		volumes, err := making.ListVolumes(ctx, &csi.ListVolumesRequest{})
+		r.Must(t, err)
+		made := 0
+		for _, entry := range volumes.GetEntries() {
+			if entry.GetVolume().GetVolumeId() == volume {
+				made++
+			}
+		}
+		if len(snapshots.GetEntries()) != want || made != want {
+			t.Errorf("asked %t: %d snapshots, %d volumes, want %d", asks, len(snapshots.GetEntries()), made, want)
+		}
+	}
+}
+
+// stillMaking is a transport to a rack that is still making all of its detached disks and its snapshots.
+type stillMaking struct{}
+
+func (stillMaking) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := http.DefaultTransport.RoundTrip(req)
+	if err != nil || req.Method != http.MethodGet {
+		return resp, err
+	}
+	list, err := io.ReadAll(resp.Body)
+	for _, state := range []string{`"ready"`, `"detached"`} {
+		list = bytes.ReplaceAll(list, []byte(state), []byte(`"creating"`))
+	}
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(list)), int64(len(list))
+	return resp, err
 }
 
 func TestListVolumes(t *testing.T) {

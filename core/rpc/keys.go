@@ -29,6 +29,10 @@ const (
 	MetadataDetails    = "oxide-csi-details-bin"
 )
 
+// MetadataAskUnfinished is a key of gRPC metadata. With it, and any value, ListVolumes and ListSnapshots also list what
+// the rack is still making, whose creation can still fail: a deletion by name must not take it for missing.
+const MetadataAskUnfinished = "oxide-csi-ask-unfinished"
+
 // Keys of gRPC metadata. With MetadataAskNodeNames, and any value, the commands of oxide-csi ask ListVolumes and
 // ControllerGetVolume for the names of all instances of the controller's projects. The controller answers in
 // MetadataNodeNames with a JSON object of names by instance ID: for a list with its first page only, and for a volume

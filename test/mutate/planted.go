@@ -3521,6 +3521,14 @@ var planted = []bug{
 		test:     "TestSignalWaitsForACheck",
 	},
 	{
+		name:     "client: a deletion by name takes a snapshot that is being made for missing",
+		file:     "cmd/oxide-csi/client/snapshot.go",
+		original: "c.findSnapshots(askUnfinished(ctx), text)",
+		planted:  "c.findSnapshots(ctx, text)",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestDeleteOfAnUnfinishedSnapshot",
+	},
+	{
 		name:     "probe: /livez looks only at the socket's file",
 		file:     "cmd/oxide-csi/serve.go",
 		original: "current.Load().CheckLive(ctx) }",

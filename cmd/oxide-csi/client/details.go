@@ -36,6 +36,11 @@ func ask[T any](
 	}
 }
 
+// askUnfinished makes a controller also list what the rack is still making.
+func askUnfinished(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskUnfinished, "yes")
+}
+
 // askDetails is [ask] for the details of the volumes or snapshots in an answer, by ID.
 func askDetails(
 	ctx context.Context,

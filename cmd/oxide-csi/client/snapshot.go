@@ -139,7 +139,7 @@ func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error
 
 // DeleteSnapshot deletes a snapshot. It succeeds if no snapshot has this ID or this name, as a repeated deletion does.
 func (c *Client) DeleteSnapshot(ctx context.Context, text string) (Deleted, error) {
-	found, err := c.findSnapshots(ctx, text)
+	found, err := c.findSnapshots(askUnfinished(ctx), text)
 	if err != nil {
 		return Deleted{}, err
 	}

@@ -358,7 +358,7 @@ type Deleted struct {
 
 // DeleteVolume deletes a volume. It succeeds if no volume has this ID or this name, as a repeated deletion does.
 func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error) {
-	found, err := c.findVolumes(ctx, text)
+	found, err := c.findVolumes(askUnfinished(ctx), text)
 	if err != nil {
 		return Deleted{}, err
 	}
