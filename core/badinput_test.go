@@ -237,8 +237,11 @@ var badInputAnswers = map[string]struct {
 	mentions string
 }{
 	// A newer orchestrator may know more modes. A mode that this plugin does not support is an answer, not an error.
-	"ValidateVolumeCapabilities mode undefined":     {codes.OK, "access_mode"},
-	"NodePublishVolume staging_target_path missing": {codes.FailedPrecondition, "staging_target_path"}, // as the spec demands
+	"ValidateVolumeCapabilities mode undefined": {codes.OK, "access_mode"},
+	"NodePublishVolume staging_target_path missing": {
+		codes.FailedPrecondition,
+		"staging_target_path",
+	}, // as the spec demands
 	// The volume is not at this path, as at any other path without a volume.
 	"NodeGetVolumeStats volume_path relative":                  {codes.NotFound, "relative/path"},
 	"NodeGetVolumeStats volume_path zero byte":                 {codes.NotFound, "is not at"},

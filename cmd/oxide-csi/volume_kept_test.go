@@ -137,8 +137,8 @@ func TestMountWithoutController(t *testing.T) {
 	}
 }
 
-// mountsWhileTheRackHangs mounts the volume db, as the unit oxide-volume@ does, while the rack accepts calls and does not
-// answer them.
+// mountsWhileTheRackHangs mounts the volume db, as the unit oxide-volume@ does, while the rack accepts calls and does
+// not answer them.
 func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
 	for _, operation := range []string{"disk_list", "disk_view"} {
 		_, err := h.sim.Inject(t.Context(), simtest.Fault{

@@ -252,7 +252,8 @@ func (c *Service) ListSnapshots(
 	}
 	details, unfinished := newDetails(ctx), asked(ctx, rpc.MetadataAskUnfinished)
 	entry := func(rc rackController, snapshot rack.Snapshot) *csi.ListSnapshotsResponse_Entry {
-		if snapshot.State == rack.SnapshotCreating && !unfinished || snapshot.Internal() || (sourceOK && snapshot.VolumeID != source) {
+		if snapshot.State == rack.SnapshotCreating && !unfinished || snapshot.Internal() ||
+			(sourceOK && snapshot.VolumeID != source) {
 			return nil
 		}
 		if adoptable != nil && !adoptable(snapshot.Description, snapshot.VolumeID) {

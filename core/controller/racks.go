@@ -141,8 +141,8 @@ func (c rackController) waitForDiskWithin(
 }
 
 // find looks up an ID with get, and returns the value and its rack: the one with the value's project, if one has it.
-// [rack.ErrNotFound] means that no rack has the ID, and that each rack has confirmed that this token would see it. After
-// any other error the value may exist.
+// [rack.ErrNotFound] means that no rack has the ID, and that each rack has confirmed that this token would see it.
+// After any other error the value may exist.
 func find[T any](
 	ctx context.Context,
 	r *racks,

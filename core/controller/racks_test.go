@@ -123,8 +123,8 @@ func newMultiRig(t *testing.T) *multiRig {
 	return m
 }
 
-// Two projects of one rack are two racks for a controller. The rack finds an ID also through the wrong one of them, here
-// first. That must change nothing.
+// Two projects of one rack are two racks for a controller. The rack finds an ID also through the wrong one of them,
+// here first. That must change nothing.
 func TestTwoProjectsOfOneRack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -179,6 +179,7 @@ func TestPanicDoesNotEndTheDetaches(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
+			defer func() { _ = recover() }() // as the caller of Run does
 			d.Run(t.Context())
 		}()
 		synctest.Wait() // after the panic

@@ -114,8 +114,8 @@ func openersOf(devices []device.Number, reading bool) string {
 	return strings.Join(names, ", ")
 }
 
-// opens reports whether a process, given by its folder in /proc, has one of the devices open. The folder shows the files
-// of the main thread. If that has ended, the other threads still have them.
+// opens reports whether a process, given by its folder in /proc, has one of the devices open. The folder shows the
+// files of the main thread. If that has ended, the other threads still have them.
 func opens(folder string, devices []device.Number, reading bool) bool {
 	found, files := opensIn(filepath.Join(folder, "fd"), devices, reading)
 	if found || files > 0 {

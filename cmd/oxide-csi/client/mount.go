@@ -97,8 +97,8 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	return mounted, err
 }
 
-// controllerTimeout bounds what the controller is asked for a volume whose disk is in this guest, so that nothing has to
-// be attached. A rack that accepts connections and does not answer would hold a mount at boot up for many minutes.
+// controllerTimeout bounds what the controller is asked for a volume whose disk is in this guest, so that nothing has
+// to be attached. A rack that accepts connections and does not answer would hold a mount at boot up for many minutes.
 const controllerTimeout = 20 * time.Second
 
 // attachmentToMount returns the attachment to this node of the volume with this ID or name.

@@ -211,8 +211,8 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 	)
 }
 
-// withNodeNames writes "node NAME (ID)" for each "instance ID" in a controller's text about a planned restart. The texts
-// have only IDs, because records and metrics have them, too.
+// withNodeNames writes "node NAME (ID)" for each "instance ID" in a controller's text about a planned restart. The
+// texts have only IDs, because records and metrics have them, too.
 func withNodeNames(text string, names map[string]string) string {
 	for id, name := range names {
 		text = strings.ReplaceAll(text, "instance "+id, NodeText(name, id))

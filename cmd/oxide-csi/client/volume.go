@@ -380,8 +380,8 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 	return Deleted{ID: id}, c.forget(id)
 }
 
-// checkOnNoNode returns the error for a volume that cannot be deleted or expanded because a node has its disk, also after
-// an unpublish.
+// checkOnNoNode returns the error for a volume that cannot be deleted or expanded because a node has its disk, also
+// after an unpublish.
 func (c *Client) checkOnNoNode(ctx context.Context, id, done string) error {
 	_, holder, err := c.holder(ctx, id)
 	if err == nil && holder != "" {

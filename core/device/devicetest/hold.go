@@ -51,8 +51,8 @@ while read -r path; do umount -l "$path" 2>/dev/null; done
 // holdVariable names the file that a process of [HoldWithoutMainThread] holds.
 const holdVariable = "OXIDE_CSI_TEST_HOLDS"
 
-// HoldWithoutMainThread starts a process that has the file open for reading and writing, and whose main thread ends. The
-// process is this test program again.
+// HoldWithoutMainThread starts a process that has the file open for reading and writing, and whose main thread ends.
+// The process is this test program again.
 func HoldWithoutMainThread(t testing.TB, path string) *Holder {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
