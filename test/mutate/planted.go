@@ -2146,8 +2146,8 @@ var planted = []bug{
 	{
 		name:     "controller: a copy that exists is refused because its source is faulted",
 		file:     "core/controller/clone.go",
-		original: "return c.existingOr(ctx, want, candidates, err)",
-		planted:  "return rackController{}, rack.Disk{}, err",
+		original: "waitForSource(ctx, source); err != nil {\n\t\treturn c.existingOr(ctx, want, candidates, err)",
+		planted:  "waitForSource(ctx, source); err != nil {\n\t\treturn rackController{}, rack.Disk{}, err",
 		pkg:      "core/controller",
 		test:     "TestRepeatedCreateWithAnUnusableSource",
 	},
@@ -2679,8 +2679,8 @@ var planted = []bug{
 	{
 		name:     "expand: an old disk that appears again is listed as the volume",
 		file:     "core/controller/list.go",
-		original: "!failable && !disk.HalfDeleted() &&",
-		planted:  "!failable &&",
+		original: "(!failable || unfinished) && !disk.HalfDeleted() &&",
+		planted:  "(!failable || unfinished) &&",
 		pkg:      "core/controller",
 		test:     "TestOldDiskThatAppearsAgain",
 	},
@@ -3315,8 +3315,8 @@ var planted = []bug{
 	{
 		name:     "volume mount: a rack that denies calls keeps a disk of this node from its mount",
 		file:     "cmd/oxide-csi/client/mount.go",
-		original: "if (IsWorthWaiting(err) || isDenied(err)) && ",
-		planted:  "if IsWorthWaiting(err) && ",
+		original: "if denied := isDenied(err); denied ||",
+		planted:  "if denied := false; denied ||",
 		pkg:      "cmd/oxide-csi",
 		test:     "TestMountWithoutController",
 	},
