@@ -268,7 +268,15 @@ func (c *Service) checkSecondDisk(
 	at *rack.Client,
 ) error {
 	name := diskname.ForVolume(c.cluster, want.name)
-	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) { return client.DiskByName(ctx, name) }
+	lookUp := func(ctx context.Context, client *rack.Client) (rack.Disk, error) {
+		disk, err := client.DiskByName(ctx, name)
+		if errors.Is(err, rack.ErrNotFound) {
+			if unconfirmed := client.ConfirmProject(ctx); unconfirmed != nil {
+				err = unconfirmed
+			}
+		}
+		return disk, err
+	}
 	for client, result := range queryAll(ctx, candidates, lookUp) {
 		switch {
 		case result.err == nil && want.has(result.value):

@@ -51,7 +51,7 @@ func (c rackController) adoption(ctx context.Context, volumeID string) (adoption
 	record, err := c.rack.RecordNamed(ctx, adoptionPrefix+volumeID)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
-		return adoption{}, false, nil
+		return adoption{}, false, c.confirmNotFound(ctx)
 	case err != nil:
 		return adoption{}, false, err
 	}

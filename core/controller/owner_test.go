@@ -493,3 +493,32 @@ func TestTwoClustersAdopt(t *testing.T) {
 		return (r.Publish(t, volume, node) == nil) != (third.Publish(t, volume, node) == nil)
 	})
 }
+
+// loseRole makes the rack answer as for a token that has lost its role on the project, but for what is looked up by ID.
+func (r *rig) loseRole(t *testing.T, operations ...string) {
+	t.Helper()
+	for _, operation := range append(operations, "project_view") {
+		_, err := r.Sim.Inject(t.Context(), simtest.Fault{
+			Operation: operation, Kind: simtest.FaultStatus, Status: 404, ErrorCode: "ObjectNotFound",
+			Message: `not found: something with name "x"`, Count: new(int),
+		})
+		r.Must(t, err)
+	}
+}
+
+// A token that loses its role after the disk was looked up does not see the adoption. That is no proof that there is
+// none: an unpublish that answered OK would leave the disk attached for good.
+func TestRoleLostBeforeTheAdoptionIsRead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	volume, node := r.otherController(t, otherCluster).Create(t, "v"), r.Node(t, "node-a")
+	r.Must(t, r.adopt(t, volume, otherCluster))
+	r.Must(t, r.Publish(t, volume, node))
+	r.loseRole(t, "anti_affinity_group_view")
+	coretest.WantCode(t, r.Unpublish(t, volume, node), codes.Unavailable)
+	r.Must(t, r.Sim.ClearFaults(t.Context()))
+	r.Must(t, r.Unpublish(t, volume, node))
+	if on := r.Holder(t, volume); on != "" {
+		t.Errorf("the disk is still on %s", on)
+	}
+}

@@ -417,6 +417,11 @@ func TestCreateVolumeAgainWithASecondDisk(t *testing.T) {
 	req.AccessibilityRequirements = coretest.RequireRacks("north")
 	_, err := m.CreateVolume(t.Context(), req)
 	coretest.WantCode(t, err, codes.AlreadyExists, "outside of accessibility_requirements")
+	// A token without its role does not see a disk of the allowed rack.
+	north := &rig{m.racks["north"].Rig}
+	north.loseRole(t)
+	_, err = m.CreateVolume(t.Context(), req)
+	coretest.WantCode(t, err, codes.Unavailable, "north")
 	coretest.WantSame(t, m.racksWith(t, "v"), []string{"east", "west"})
 }
 

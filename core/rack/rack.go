@@ -266,8 +266,9 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
 }
 
-// DiskByName returns a disk of the project by its name. [ErrNotFound] needs no confirmation: for a project that the
-// token cannot see, the error is [ErrProject].
+// DiskByName returns a disk of the project by its name. For a project that does not exist, the error is [ErrProject]. A
+// token that has lost its role gets [ErrNotFound], so a caller that ends something for good confirms it
+// ([Client.ConfirmProject]).
 func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 	disk, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: c.projectRef()})
 	if err != nil {

@@ -84,8 +84,8 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	}
 }
 
-// RecordNamed returns a record of the project by its name. [ErrNotFound] means that there is none. It needs no
-// confirmation: for a project that the token cannot see, the error is [ErrProject].
+// RecordNamed returns a record of the project by its name. [ErrNotFound] means that there is none, as for
+// [Client.DiskByName].
 func (c *Client) RecordNamed(ctx context.Context, name string) (Record, error) {
 	group, err := c.sdk.AntiAffinityGroupView(ctx, oxide.AntiAffinityGroupViewParams{
 		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),

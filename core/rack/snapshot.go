@@ -103,8 +103,7 @@ func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
 	return c.checkSnapshot(snapshotFrom(snapshot), identity{id: id}, "look up snapshot %s", id)
 }
 
-// SnapshotByName returns a snapshot of the project by its name. As for [Client.DiskByName], [ErrNotFound] needs no
-// confirmation.
+// SnapshotByName returns a snapshot of the project by its name. [ErrNotFound] is as for [Client.DiskByName].
 func (c *Client) SnapshotByName(ctx context.Context, name string) (Snapshot, error) {
 	snapshot, err := c.sdk.SnapshotView(
 		ctx,

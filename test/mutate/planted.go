@@ -3529,6 +3529,22 @@ var planted = []bug{
 		test:     "TestDeleteOfAnUnfinishedSnapshot",
 	},
 	{
+		name:     "controller: an adoption that is not seen does not exist",
+		file:     "core/controller/owner.go",
+		original: "return adoption{}, false, c.confirmNotFound(ctx)",
+		planted:  "return adoption{}, false, nil",
+		pkg:      "core/controller",
+		test:     "TestRoleLostBeforeTheAdoptionIsRead",
+	},
+	{
+		name:     "controller: a disk that an allowed rack does not show does not exist",
+		file:     "core/controller/create.go",
+		original: "if unconfirmed := client.ConfirmProject(ctx); unconfirmed != nil {",
+		planted:  "if unconfirmed := client.ConfirmProject(ctx); unconfirmed != nil && false {",
+		pkg:      "core/controller",
+		test:     "TestCreateVolumeAgainWithASecondDisk",
+	},
+	{
 		name:     "probe: /livez looks only at the socket's file",
 		file:     "cmd/oxide-csi/serve.go",
 		original: "current.Load().CheckLive(ctx) }",
