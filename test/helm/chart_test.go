@@ -316,7 +316,7 @@ func TestValues(t *testing.T) {
 		// Removing the taint and waiting for the last detach each need a right. The wait also needs its duration.
 		{"auto", nodePods, plugin + "env OXIDE_CSI_STARTUP_TAINT value", "csi.oxide.computer/agent-not-ready"},
 		{"auto", nodePods, plugin + hook, list("/oxide-csi", "await-detach", "--timeout=120s")},
-		{"auto", nodePods, pod + "terminationGracePeriodSeconds", 150},
+		{"auto", nodePods, pod + "terminationGracePeriodSeconds", 750},
 		{"auto", "ClusterRole/oxide-csi-node", "rules", list(rule("", "nodes", "get", "list", "watch"), rule("", "nodes", "patch"),
 			rule("storage.k8s.io", "csinodes", "get", "list", "watch"), rule("storage.k8s.io", "volumeattachments", "list"))},
 		{"auto", "ValidatingAdmissionPolicyBinding/oxide-csi-node", "spec policyName", "oxide-csi-node"},
@@ -684,6 +684,7 @@ func TestRefused(t *testing.T) {
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
 		{"several racks without a source of the rack", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
 		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
+		{"a drain without restarts", "restartDrain needs attachMode restart", []string{"--set=attachMode=plan,restartDrain=true"}},
 		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
 		{"another way to attach", "/attachMode", []string{"--set=attachMode=cold"}},
 		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},

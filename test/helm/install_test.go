@@ -93,6 +93,11 @@ func (s *server) clusterID(t *testing.T) {
 	s.secret(t, "prod-1")
 	s.helm(t, "upgrade", "--set=clusterID=prod-1")
 	s.helm(t, "upgrade", "--values="+values("racks"))
+	// With several racks it is that of the Secret, too.
+	s.helm(t, "upgrade", "--values="+values("racks"), "--set=clusterID=")
+	if got := s.deployed(t); got["value"] != nil {
+		t.Errorf("with several racks the cluster ID is %v, want that of the Secret", got)
+	}
 	s.uninstall(t)
 }
 

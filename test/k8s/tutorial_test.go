@@ -109,18 +109,27 @@ func (c *cluster) started(t *testing.T) (n int) {
 	return n
 }
 
-// The programs of the stand-in for PostgreSQL: a server that only runs, and a client that writes names of tables to a
-// file on the volume and finds them again.
+// The programs of the stand-in for PostgreSQL: a server that needs some seconds to start and then only runs, and a client
+// that writes names of tables to a file on the volume and finds them again.
 const (
 	postgresProgram = `#!/busybox sh
 set -eu
-/busybox mkdir -p "$PGDATA"
 trap exit TERM
+/busybox mkdir -p "$PGDATA"
+/busybox rm -f "$PGDATA/serves"
+/busybox sleep 5 & wait
+/busybox touch "$PGDATA/serves"
 while :; do /busybox sleep 1 & wait; done
+`
+	isReadyProgram = `#!/busybox sh
+set -eu
+[ "$*" = "-U postgres -h 127.0.0.1" ]
+[ -e "$PGDATA/serves" ]
 `
 	psqlProgram = `#!/busybox sh
 set -eu
 [ "$1 $2 $3" = "-U postgres -c" ]
+[ -e "$PGDATA/serves" ]
 case $4 in
 "create table "*)
     set -- $4
@@ -143,6 +152,7 @@ func databaseImage(archive string) error {
 	w := tar.NewWriter(&files)
 	for path, content := range map[string][]byte{
 		"busybox": busybox, "usr/bin/postgres": []byte(postgresProgram), "usr/bin/psql": []byte(psqlProgram),
+		"usr/bin/pg_isready": []byte(isReadyProgram),
 	} {
 		if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o755, Size: int64(len(content))}); err != nil {
 			return err

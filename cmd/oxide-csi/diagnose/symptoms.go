@@ -380,7 +380,7 @@ var Symptoms = []Symptom{
 		has(metadata.ExpansionPending),
 		"volume {volume} gets its new size when no workload uses it",
 		actorUser,
-		"scale the workload that uses claim {claim} to 0, keep the claim, and scale up when kubectl get pvc shows the new capacity",
+		"scale the workload of claim {claim} to 0, and keep the claim; on a rack without hot-plug also stop the instance; go back when kubectl get pvc shows the new capacity",
 		"A rack cannot change the size of a disk. Its disk is replaced by a larger copy while it is detached.",
 	},
 	{

@@ -115,7 +115,7 @@ livenessProbe:
 {{- define "oxide-csi.clusterID" -}}
 {{- if .Values.clusterID }}
 {{- .Values.clusterID }}
-{{- else if or .Values.racks (not (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace))) }}
+{{- else if not (include "oxide-csi.clusterIDIn" (dict "name" .Values.secretName "namespace" .Release.Namespace)) }}
 {{- lookup "v1" "Namespace" "" "kube-system" | dig "metadata" "uid" "" }}
 {{- end }}
 {{- end }}
