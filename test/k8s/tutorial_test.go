@@ -109,8 +109,8 @@ func (c *cluster) started(t *testing.T) (n int) {
 	return n
 }
 
-// The programs of the stand-in for PostgreSQL: a server that needs some seconds to start and then only runs, and a client
-// that writes names of tables to a file on the volume and finds them again.
+// The programs of the stand-in for PostgreSQL: a server that needs some seconds to start and then only runs, and a
+// client that writes names of tables to a file on the volume and finds them again.
 const (
 	postgresProgram = `#!/busybox sh
 set -eu
