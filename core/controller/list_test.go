@@ -6,12 +6,14 @@ package controller_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
@@ -90,6 +92,27 @@ func TestListsOfUnfinished(t *testing.T) {
 		if len(snapshots.GetEntries()) != want || made != want {
 			t.Errorf("asked %t: %d snapshots, %d volumes, want %d", asks, len(snapshots.GetEntries()), made, want)
 		}
+	}
+}
+
+// While the rack is making a disk, its creation can still fail. So a repeated create is not OK yet, and the disk is not
+// attached.
+func TestCallsWhileTheRackMakesTheDisk(t *testing.T) {
+	r := newRig(t)
+	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
+	making := r.copy()
+	making.StartWith(t, coretest.RackClient(t, r.Rig, func(c *rack.Config) {
+		c.HTTPClient = &http.Client{Transport: stillMaking{}}
+	}))
+	making.CallContext = func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, 3*time.Second)
+	}
+	_, err := making.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	coretest.WantCode(t, err, codes.Aborted, "creating")
+	coretest.WantCode(t, making.Publish(t, volume, node), codes.Aborted, "creating")
+	coretest.WantCode(t, making.Delete(t, volume), codes.Aborted, "creating")
+	if on := r.Holder(t, volume); on != "" {
+		t.Errorf("the disk is attached to %s", on)
 	}
 }
 

@@ -3545,6 +3545,14 @@ var planted = []bug{
 		test:     "TestCreateVolumeAgainWithASecondDisk",
 	},
 	{
+		name:     "rack: a disk that is being made is ready",
+		file:     "core/rack/rack.go",
+		original: "return s == Creating || s == Attaching",
+		planted:  "return s == Attaching",
+		pkg:      "core/controller",
+		test:     "TestCallsWhileTheRackMakesTheDisk",
+	},
+	{
 		name:     "probe: /livez looks only at the socket's file",
 		file:     "cmd/oxide-csi/serve.go",
 		original: "current.Load().CheckLive(ctx) }",
