@@ -73,23 +73,16 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 		}
 	}
 	go serveOn(listener)
-	lost, checked := make(chan error, 1), make(chan struct{})
-	checking, endChecks := context.WithCancel(ctx)
-	defer endChecks()
-	background.run("check the socket", func() {
-		defer close(checked)
-		lost <- keepSocket(checking, cfg.Endpoint, &current, serveOn, log)
+	lost := make(chan error, 1)
+	endChecks := background.runUntil(ctx, "check the socket", func(ctx context.Context) {
+		lost <- keepSocket(ctx, cfg.Endpoint, &current, serveOn, log)
 	})
 	background.run("tell systemd", func() { notifySystemd(ctx, readiness, built.checks, log) })
 	log.Info("serving", "version", version, "mode", cfg.Mode, "endpoint", cfg.Endpoint)
 	stop := func() {
 		notify(daemon.SdNotifyStopping, log)
 		endChecks() // a server that stops removes its socket, also while it waits for calls in flight
-		<-checked
-		stopServing(ctx, server, built.retire)
-		if built.finish != nil {
-			built.finish()
-		}
+		stopServing(ctx, server, built)
 	}
 	if err := serveUntilSignal(served, lost, signals, stop, log); err != nil {
 		return fmt.Errorf("serve on %s: %w", cfg.Endpoint, err)
@@ -201,17 +194,20 @@ func serveUntilSignal(served, lost <-chan error, signals <-chan os.Signal, stop 
 // the remaining restarts when their leases expire.
 const retireTimeout = 5 * time.Second
 
-// stopServing hands over the planned restarts in progress, and waits for calls in flight. Calls that wait for a restart
-// return when the restart is handed over.
-func stopServing(ctx context.Context, server *core.Server, retire func(context.Context)) {
+// stopServing hands over the planned restarts in progress, and waits for calls in flight, and then for what goes on
+// after its call. Calls that wait for a restart return when the restart is handed over.
+func stopServing(ctx context.Context, server *core.Server, built services) {
 	var stopping sync.WaitGroup
 	stopping.Go(server.Stop)
-	if retire != nil {
+	if built.retire != nil {
 		ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 		defer cancel()
-		retire(ctx)
+		built.retire(ctx)
 	}
 	stopping.Wait()
+	if built.finish != nil {
+		built.finish()
+	}
 }
 
 // tasks runs background tasks. A panic in a task is logged, and the plugin continues to serve.
@@ -230,6 +226,20 @@ func (t *tasks) run(name string, task func()) {
 		}()
 		task()
 	})
+}
+
+// runUntil is run for a task that the function end ends. It waits for the task's end.
+func (t *tasks) runUntil(ctx context.Context, name string, task func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	t.run(name, func() {
+		defer close(ended)
+		task(ctx)
+	})
+	return func() {
+		cancel()
+		<-ended
+	}
 }
 
 func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {

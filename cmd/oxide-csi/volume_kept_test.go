@@ -99,8 +99,6 @@ func TestMountWithoutController(t *testing.T) {
 		}
 	}
 	must(t, os.WriteFile(token, []byte(h.sim.Token), 0o600))
-	t.Run("a rack that does not answer", func(t *testing.T) { h.mountsWhileTheRackHangs(t, data) })
-	t.Run("a detach that is under way", func(t *testing.T) { h.mountsNothingDuringADetach(t, id, data) })
 
 	// Another host knows nothing of what this one keeps, and so does the same one with another staging folder.
 	elsewhere := "--staging-dir=" + filepath.Join(h.dir, "elsewhere")
@@ -137,9 +135,21 @@ func TestMountWithoutController(t *testing.T) {
 	}
 }
 
-// mountsWhileTheRackHangs mounts the volume db, as the unit oxide-volume@ does, while the rack accepts calls and does
-// not answer them.
-func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
+// mountedBefore starts a host that has mounted the volume db, and unmounted it again. It returns the volume's ID.
+func mountedBefore(t *testing.T) (h *host, id, data string) {
+	t.Helper()
+	h = newHostWithGuest(t, false)
+	data = filepath.Join(h.dir, "data")
+	id = h.ok(t, "volume", "create", "db", "--size=1GiB")
+	h.ok(t, "volume", "mount", "db", data, "--attach")
+	h.ok(t, "volume", "unmount", "db", data)
+	return h, id, data
+}
+
+// The unit oxide-volume@ mounts a volume whose disk is here while the rack accepts calls and does not answer them.
+func TestMountWhileTheRackHangs(t *testing.T) {
+	t.Parallel()
+	h, _, data := mountedBefore(t)
 	for _, operation := range []string{"disk_list", "disk_view"} {
 		_, err := h.sim.Inject(t.Context(), simtest.Fault{
 			Operation: operation, Kind: simtest.FaultDelay, DelayMillis: 10 * 60 * 1000, Count: new(0),
@@ -147,7 +157,7 @@ func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
 		must(t, err)
 	}
 	began := time.Now()
-	got := h.run(t, "volume", "mount", "db", data, "--attach", "--wait", "--timeout=35s")
+	got := h.run(t, "volume", "mount", "db", data, "--attach", "--wait", "--timeout=30s")
 	if got.code != 0 || !strings.Contains(got.stdout, "the controller was not needed") {
 		t.Errorf("after %s: %+v", time.Since(began), got)
 	}
@@ -155,9 +165,11 @@ func (h *host) mountsWhileTheRackHangs(t *testing.T, data string) {
 	h.ok(t, "volume", "unmount", "db", data)
 }
 
-// mountsNothingDuringADetach mounts the volume db while the controller detaches it. The controller answers that another
-// call works on the volume, so its disk is not known to stay.
-func (h *host) mountsNothingDuringADetach(t *testing.T, id, data string) {
+// While the controller detaches a volume, it answers that another call works on it. So its disk is not known to stay,
+// and is not mounted.
+func TestMountDuringADetach(t *testing.T) {
+	t.Parallel()
+	h, id, data := mountedBefore(t)
 	_, err := h.sim.Inject(t.Context(), simtest.Fault{
 		Operation: "instance_disk_detach", Kind: simtest.FaultDelay, DelayMillis: 10 * 1000,
 	})
@@ -166,6 +178,7 @@ func (h *host) mountsNothingDuringADetach(t *testing.T, id, data string) {
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
+		// Its error is the end of ctx.
 		_, _ = h.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
 			VolumeId: id, NodeId: h.sim.Instances[0].ID,
 		})
@@ -179,5 +192,4 @@ func (h *host) mountsNothingDuringADetach(t *testing.T, id, data string) {
 	}
 	leave()
 	<-left
-	must(t, h.sim.ClearFaults(t.Context()))
 }

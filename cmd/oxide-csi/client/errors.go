@@ -80,13 +80,7 @@ func ExitCode(err error) int {
 // rack failed, or the plugin has not started yet. A socket that this user may not use will not become usable.
 func IsWorthWaiting(err error) bool {
 	var failure *Error
-	if !errors.As(err, &failure) {
-		return false
-	}
-	if failure.unreachable != nil {
-		return !errors.Is(failure.unreachable, fs.ErrPermission)
-	}
-	return failure.rackFailed || failure.mayPass || ExitCode(err) == exitNotReady
+	return isUnanswered(err) || ExitCode(err) == exitNotReady || errors.As(err, &failure) && failure.mayPass
 }
 
 // isUnanswered reports whether neither the plugin nor the rack behind it has answered, so that nothing is known of the

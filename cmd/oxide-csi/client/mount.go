@@ -67,7 +67,7 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 		defer cancel()
 	}
 	attachment, err := c.attachmentToMount(asking, text, opts)
-	if asking.Err() != nil && ctx.Err() == nil && err != nil {
+	if isUnanswered(err) && asking.Err() != nil && ctx.Err() == nil {
 		err = failed(codes.DeadlineExceeded, "the controller has not answered within %s", controllerTimeout)
 	}
 	noController := ""
