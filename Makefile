@@ -285,6 +285,11 @@ prose: ## check the sentences and words of the pages with vale, built once into 
 	test/programs/build.sh prose
 	test/prose/check.sh $(PROGRAMS)/vale
 
+.PHONY: findings
+findings: ## show again what surprised us about public tools and libraries: all scripts of findings/; as root
+	@for script in findings/*.sh; do echo "== $$script"; $$script || failed="$$failed $$script"; done; \
+		[ -z "$$failed" ] || { echo "changed:$$failed" >&2; exit 1; }
+
 .PHONY: outdated
 outdated: ## compare the pinned modules and programs with the newest in the module proxy; fails if one is two minor versions behind
 	go run ./test/outdated
