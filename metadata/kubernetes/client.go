@@ -29,19 +29,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// client calls the API server. It connects at the first call.
-type client struct {
-	options Options
+// Client calls the API server. It connects at the first call.
+type Client struct {
+	Options Options
 
 	mu sync.Mutex
 	// connected is nil until the first call, and after a failure that new credentials may repair.
 	connected *connection
 }
 
-func newClient(options Options) *client {
+// NewClient makes a client. It does no I/O.
+func NewClient(options Options) *Client {
 	options.ServiceAccount = cmp.Or(options.ServiceAccount, serviceAccount)
 	options.RackLabel = cmp.Or(options.RackLabel, DefaultRackLabel)
-	return &client{options: options}
+	return &Client{Options: options}
 }
 
 // connection is an API server, and a client with the credentials for it.
@@ -51,20 +52,20 @@ type connection struct {
 }
 
 // connect returns the connection. If there is none, it makes one from the current content of the files.
-func (c *client) connect() (*connection, error) {
+func (c *Client) connect() (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connected != nil {
 		return c.connected, nil
 	}
-	config, err := c.options.config()
+	config, err := c.Options.config()
 	if err != nil {
 		return nil, err
 	}
 	connected, err := newConnection(config)
 	if err != nil {
 		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "use the credentials in " + c.options.source(), Cause: oneLine(err),
+			Kind: metadata.ErrInvalid, What: "use the credentials in " + c.Options.source(), Cause: oneLine(err),
 			Next: "repair them, or name a kubeconfig file by --kubeconfig",
 		}
 	}
@@ -92,7 +93,7 @@ func newConnection(config *rest.Config) (*connection, error) {
 }
 
 // disconnect makes the next call connect again, and read the files with the credentials again.
-func (c *client) disconnect(failed *connection) {
+func (c *Client) disconnect(failed *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connected == failed {
@@ -100,63 +101,64 @@ func (c *client) disconnect(failed *connection) {
 	}
 }
 
-// request is a request to the API server.
-type request struct {
-	method string
-	// path is the path of the object or list. query holds its parameters.
-	path  string
-	query url.Values
-	// in is sent as JSON, unless it is nil. patch is its type if the request is a patch.
-	in    any
-	patch types.PatchType
-	// accept is the media type of the answer. Empty means the whole object.
-	accept string
-	// what says what the request does, for errors.
-	what string
-	// verb and resource are the right that the request needs.
-	verb, resource string
+// Request is a request to the API server.
+type Request struct {
+	Method string
+	// Path is the path of the object or list. Query holds its parameters.
+	Path  string
+	Query url.Values
+	// In is sent as JSON, unless it is nil. Patch is its type if the request is a patch.
+	In    any
+	Patch types.PatchType
+	// Accept is the media type of the answer. Empty means the whole object.
+	Accept string
+	// What says what the request does, for errors.
+	What string
+	// Verb and Resource are the right that the request needs.
+	Verb, Resource string
 }
 
 // Media types for reading only the metadata of objects. Most of a Node is its status, above all the list of images.
 const (
-	metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	MetadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
 
 const (
-	nodes             = "/api/v1/nodes"
+	// Nodes is the path of the Nodes.
+	Nodes             = "/api/v1/nodes"
 	csiNodes          = "/apis/storage.k8s.io/v1/csinodes"
 	volumeAttachments = "/apis/storage.k8s.io/v1/volumeattachments"
 )
 
-// getNode is the request that reads a Node.
-func getNode(what, name string) request {
-	return request{method: http.MethodGet, path: nodes + "/" + name, what: what, verb: "get", resource: "nodes"}
+// GetNode is the request that reads a Node.
+func GetNode(what, name string) Request {
+	return Request{Method: http.MethodGet, Path: Nodes + "/" + name, What: what, Verb: "get", Resource: "nodes"}
 }
 
 // getCSINode is the request that reads a CSINode.
-func getCSINode(name string) request {
-	return request{
-		method: http.MethodGet, path: csiNodes + "/" + name, what: fmt.Sprintf("get CSINode %q", name),
-		verb: "get", resource: "csinodes",
+func getCSINode(name string) Request {
+	return Request{
+		Method: http.MethodGet, Path: csiNodes + "/" + name, What: fmt.Sprintf("get CSINode %q", name),
+		Verb: "get", Resource: "csinodes",
 	}
 }
 
 // patchNode is the request that changes a Node.
-func patchNode(what, name string, patchType types.PatchType, patch any) request {
-	return request{
-		method: http.MethodPatch, path: nodes + "/" + name, what: what, verb: "patch", resource: "nodes",
-		patch: patchType, in: patch,
+func patchNode(what, name string, patchType types.PatchType, patch any) Request {
+	return Request{
+		Method: http.MethodPatch, Path: Nodes + "/" + name, What: what, Verb: "patch", Resource: "nodes",
+		Patch: patchType, In: patch,
 	}
 }
 
 // post is the request that creates an object.
-func post(what, path, resource string, in any) request {
-	return request{method: http.MethodPost, path: path, what: what, verb: "create", resource: resource, in: in}
+func post(what, path, resource string, in any) Request {
+	return Request{Method: http.MethodPost, Path: path, What: what, Verb: "create", Resource: resource, In: in}
 }
 
-// noNode is the error for a Node that does not exist.
-func noNode(name string) error {
+// NoNode is the error for a Node that does not exist.
+func NoNode(name string) error {
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf("get Node %q: HTTP %d", name, http.StatusNotFound),
@@ -165,47 +167,58 @@ func noNode(name string) error {
 	}
 }
 
-// object is the part that all objects have.
-type object struct {
+// Object is the part that all objects have.
+type Object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta `json:"metadata"`
 }
 
-func (o object) name() string { return o.Name }
+// GetName is the object's name.
+func (o Object) GetName() string { return o.Name }
 
-// list is one page of a list.
-type list[T any] struct {
+// is reports whether this is the object of that kind and name.
+func (o Object) is(kind, name string) bool { return o.Kind == kind && o.Name == name }
+
+// List is one page of a list.
+type List[T any] struct {
 	metav1.TypeMeta
 	metav1.ListMeta `json:"metadata"`
 	Items           []T
 }
 
-// do sends a request, and decodes the answer into out unless out is nil. An HTTP status in accepted is no error; then
+// Do sends a request, and decodes the answer into out unless out is nil. An HTTP status in accepted is no error; then
 // nothing is decoded.
-func (c *client) do(ctx context.Context, r request, out any, accepted ...int) (status int, err error) {
+func (c *Client) Do(ctx context.Context, r Request, out any, accepted ...int) (status int, err error) {
+	body, status, err := c.Read(ctx, r, accepted...)
+	if err != nil || status != http.StatusOK || out == nil {
+		return status, err
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return status, c.UnexpectedAnswer(r)
+	}
+	return status, nil
+}
+
+// Read sends a request, and returns the answer as it is. An HTTP status in accepted is no error; then there is no answer.
+func (c *Client) Read(ctx context.Context, r Request, accepted ...int) (body []byte, status int, err error) {
 	connected, body, err := c.send(ctx, r)
-	if connected == nil {
-		return 0, err
+	status = httpStatus(err)
+	switch {
+	case err == nil:
+		return body, http.StatusOK, nil
+	case connected == nil:
+		return nil, 0, err
+	case slices.Contains(accepted, status):
+		return nil, status, nil
 	}
-	if err != nil {
-		if status = httpStatus(err); slices.Contains(accepted, status) {
-			return status, nil
-		}
-		return status, c.requestError(ctx, connected, r, err)
-	}
-	if out != nil {
-		if err := json.Unmarshal(body, out); err != nil {
-			return http.StatusOK, c.unexpectedAnswer(r)
-		}
-	}
-	return http.StatusOK, nil
+	return nil, status, c.requestError(ctx, connected, r, err)
 }
 
 // send sends a request, and returns the error of client-go. It returns no connection if the request cannot be sent.
 //
 // A GET without an answer is sent once more: the server may just have closed an idle connection.
-func (c *client) send(ctx context.Context, r request) (*connection, []byte, error) {
-	for retry := r.method == http.MethodGet; ; retry = false {
+func (c *Client) send(ctx context.Context, r Request) (*connection, []byte, error) {
+	for retry := r.Method == http.MethodGet; ; retry = false {
 		connected, made, err := c.prepare(ctx, r)
 		if err != nil {
 			return nil, nil, err
@@ -223,7 +236,7 @@ func (c *client) send(ctx context.Context, r request) (*connection, []byte, erro
 
 // stream sends a request and returns the body of the answer, for reading it as it arrives. It returns errGone for HTTP
 // 410.
-func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
+func (c *Client) stream(ctx context.Context, r Request) (io.ReadCloser, error) {
 	connected, made, err := c.prepare(ctx, r)
 	if err != nil {
 		return nil, err
@@ -239,11 +252,11 @@ func (c *client) stream(ctx context.Context, r request) (io.ReadCloser, error) {
 }
 
 // prepare makes a request of client-go.
-func (c *client) prepare(ctx context.Context, r request) (*connection, *rest.Request, error) {
+func (c *Client) prepare(ctx context.Context, r Request) (*connection, *rest.Request, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, &metadata.Error{
 			Kind:  metadata.ErrNotReady,
-			What:  r.what + ": not sent",
+			What:  r.What + ": not sent",
 			Cause: err,
 			Next:  "try again",
 		}
@@ -253,21 +266,21 @@ func (c *client) prepare(ctx context.Context, r request) (*connection, *rest.Req
 		return nil, nil, err
 	}
 	// The caller retries. So client-go must not wait here for as long as a Retry-After header says.
-	made := connected.Verb(r.method).
-		AbsPath(r.path).
+	made := connected.Verb(r.Method).
+		AbsPath(r.Path).
 		MaxRetries(0).
-		SetHeader("Accept", cmp.Or(r.accept, "application/json"))
-	for key, values := range r.query {
+		SetHeader("Accept", cmp.Or(r.Accept, "application/json"))
+	for key, values := range r.Query {
 		for _, value := range values {
 			made.Param(key, value)
 		}
 	}
-	if r.in != nil {
-		body, err := json.Marshal(r.in)
+	if r.In != nil {
+		body, err := json.Marshal(r.In)
 		if err != nil {
 			return nil, nil, err
 		}
-		made.SetHeader("Content-Type", cmp.Or(string(r.patch), "application/json")).Body(body)
+		made.SetHeader("Content-Type", cmp.Or(string(r.Patch), "application/json")).Body(body)
 	}
 	return connected, made, nil
 }
@@ -283,7 +296,7 @@ func httpStatus(err error) int {
 
 // requestError turns an error of client-go into a [metadata.Error]. It leaves out the API server's message, which can
 // name other objects.
-func (c *client) requestError(ctx context.Context, connected *connection, r request, err error) error {
+func (c *Client) requestError(ctx context.Context, connected *connection, r Request, err error) error {
 	status := httpStatus(err)
 	if status == 0 || status == http.StatusUnauthorized {
 		c.disconnect(connected)
@@ -293,19 +306,19 @@ func (c *client) requestError(ctx context.Context, connected *connection, r requ
 	}
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("%s from %s: HTTP %d", r.what, connected.server, status),
+		What: fmt.Sprintf("%s from %s: HTTP %d", r.What, connected.server, status),
 	}
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind = metadata.ErrInvalid
-		e.Next = "the API server does not accept the credentials in " + c.options.source() +
+		e.Next = "the API server does not accept the credentials in " + c.Options.source() +
 			": check that they have not expired and are for this cluster"
 	case status == http.StatusForbidden:
 		e.Kind = metadata.ErrInvalid
 		e.Next = fmt.Sprintf(
 			"grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)",
-			r.verb,
-			r.resource,
+			r.Verb,
+			r.Resource,
 		)
 	case status == http.StatusGone, status == http.StatusConflict, status == http.StatusUnprocessableEntity:
 		e.What, e.Next = e.What+", the object was changed meanwhile", "try again"
@@ -318,7 +331,7 @@ func (c *client) requestError(ctx context.Context, connected *connection, r requ
 }
 
 // connectionError turns an error of connecting to the API server, or of getting credentials, into a [metadata.Error].
-func (c *client) connectionError(ctx context.Context, connected *connection, err error) error {
+func (c *Client) connectionError(ctx context.Context, connected *connection, err error) error {
 	e := &metadata.Error{
 		Kind: metadata.ErrNotReady, What: "connect to the Kubernetes API server " + connected.server, Cause: oneLine(err),
 		Next: "check that it runs and can be reached from here",
@@ -331,10 +344,10 @@ func (c *client) connectionError(ctx context.Context, connected *connection, err
 		e.Cause = ctx.Err()
 	case errors.As(err, &untrusted), errors.As(err, &unknown):
 		e.Kind = metadata.ErrInvalid
-		e.Next = "check that the CA in " + c.options.source() + " is this cluster's, " +
+		e.Next = "check that the CA in " + c.Options.source() + " is this cluster's, " +
 			"and that the address is in the API server's certificate"
 	case credentials:
-		e.What = "run the credential program in " + c.options.source()
+		e.What = "run the credential program in " + c.Options.source()
 		e.Next = "check that the program runs here, as the plugin's user"
 		if e.Cause = errors.New(program); strings.Contains(program, "decoding stdout") {
 			e.Cause = errors.New("it prints no ExecCredential") // the decoder's own error quotes the output
@@ -343,14 +356,14 @@ func (c *client) connectionError(ctx context.Context, connected *connection, err
 	return e
 }
 
-// unexpectedAnswer is the error for an answer that cannot be decoded.
-func (c *client) unexpectedAnswer(r request) error {
+// UnexpectedAnswer is the error for an answer that cannot be decoded.
+func (c *Client) UnexpectedAnswer(r Request) error {
 	connected, err := c.connect()
 	if err != nil {
 		return err
 	}
 	return &metadata.Error{
-		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: unexpected answer from %s", r.what, connected.server),
+		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: unexpected answer from %s", r.What, connected.server),
 		Next: "check that this is the address of a Kubernetes API server",
 	}
 }

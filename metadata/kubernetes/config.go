@@ -6,6 +6,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io/fs"
 	"net"
@@ -33,6 +34,15 @@ func (o Options) source() string {
 	return o.ServiceAccount
 }
 
+// HasCredentials reports whether the options lead to credentials. A container of a pod may have none.
+func (o Options) HasCredentials() bool {
+	if o.Kubeconfig != "" {
+		return true
+	}
+	_, err := os.Stat(filepath.Join(cmp.Or(o.ServiceAccount, serviceAccount), "token"))
+	return err == nil && o.Host != ""
+}
+
 // config reads the configuration for client-go. client-go reads token and certificate files again when they change.
 func (o Options) config() (*rest.Config, error) {
 	config, err := o.inCluster()
@@ -48,7 +58,7 @@ func (o Options) config() (*rest.Config, error) {
 	config.UserAgent = "oxide-csi"
 	config.QPS = -1 // no limit here: the API server has its own
 	config.WarningHandler = rest.NoWarnings{}
-	config.Dial = o.dial
+	config.Dial = o.Dial
 	return config, nil
 }
 

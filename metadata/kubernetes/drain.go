@@ -32,14 +32,14 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
-	var pods list[pod]
-	if _, err := r.do(ctx, request{
-		method:   http.MethodGet,
-		path:     "/api/v1/pods",
-		query:    query,
-		what:     "list the pods of Node " + name,
-		verb:     "list",
-		resource: "pods",
+	var pods List[pod]
+	if _, err := r.Do(ctx, Request{
+		Method:   http.MethodGet,
+		Path:     "/api/v1/pods",
+		Query:    query,
+		What:     "list the pods of Node " + name,
+		Verb:     "list",
+		Resource: "pods",
 	}, &pods); err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func cordonPatch(n node, by, unschedulable any) map[string]any {
 
 // pod has the fields of a Pod that are read.
 type pod struct {
-	object
+	Object
 	Spec struct {
 		Volumes []struct {
 			PersistentVolumeClaim *struct{}
@@ -145,7 +145,7 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 		return "has no controller that would create it again: delete it by hand", nil
 	}
 	path := "/api/v1/namespaces/" + p.Namespace + "/pods/" + p.Name + "/eviction"
-	status, err := r.do(ctx, post("evict pod "+p.Namespace+"/"+p.Name, path, "pods/eviction", map[string]any{
+	status, err := r.Do(ctx, post("evict pod "+p.Namespace+"/"+p.Name, path, "pods/eviction", map[string]any{
 		"apiVersion": "policy/v1",
 		"kind":       "Eviction",
 		"metadata":   map[string]any{"namespace": p.Namespace, "name": p.Name},

@@ -31,18 +31,18 @@ import (
 // The events are the pod's and not the Deployment's, because that needs no more rights: kubectl describe shows an event
 // only if the event has the UID of its object. The pod's name and UID are in the token that Kubernetes gives to the
 // pod; the UID of the Deployment would have to be read.
-type Self struct{ *client }
+type Self struct{ *Client }
 
 // NewSelf makes a reporter. It does no I/O, and needs no NodeName.
-func NewSelf(options Options) *Self { return &Self{client: newClient(options)} }
+func NewSelf(options Options) *Self { return &Self{Client: NewClient(options)} }
 
 // ReportSelf implements [metadata.SelfReporter]. Without the service account's files, or with a kubeconfig, the plugin
 // has no pod that it knows.
 func (s *Self) ReportSelf(ctx context.Context, report metadata.Report) error {
-	if s.options.Kubeconfig != "" {
+	if s.Options.Kubeconfig != "" {
 		return nil
 	}
-	file := filepath.Join(s.options.ServiceAccount, "token")
+	file := filepath.Join(s.Options.ServiceAccount, "token")
 	token, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -96,7 +96,7 @@ type eventObject struct {
 
 // publish publishes an event of an object. A repetition is not another event: its name is made from what it says, and
 // only the time of the existing event changes. The API server deletes an event an hour after the last change.
-func (c *client) publish(ctx context.Context, of eventObject, report metadata.Report) error {
+func (c *Client) publish(ctx context.Context, of eventObject, report metadata.Report) error {
 	// Events of objects without a namespace are in namespace default.
 	namespace := of.Namespace
 	if namespace == "" {
@@ -112,7 +112,7 @@ func (c *client) publish(ctx context.Context, of eventObject, report metadata.Re
 	stamp := time.Now().UTC().Format(time.RFC3339)
 	what := fmt.Sprintf("report about %s %s", of.Kind, of.Name)
 	path := namespaced(namespace, "events")
-	status, err := c.do(ctx, post(what, path, "events", map[string]any{
+	status, err := c.Do(ctx, post(what, path, "events", map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata":       map[string]any{"namespace": namespace, "name": name},
 		"involvedObject": of,
@@ -123,9 +123,9 @@ func (c *client) publish(ctx context.Context, of eventObject, report metadata.Re
 	if err != nil || status != http.StatusConflict {
 		return err
 	}
-	_, err = c.do(ctx, request{
-		method: http.MethodPatch, path: path + "/" + name, what: what, verb: "patch", resource: "events",
-		patch: types.MergePatchType, in: map[string]any{"lastTimestamp": stamp},
+	_, err = c.Do(ctx, Request{
+		Method: http.MethodPatch, Path: path + "/" + name, What: what, Verb: "patch", Resource: "events",
+		Patch: types.MergePatchType, In: map[string]any{"lastTimestamp": stamp},
 	}, nil, http.StatusNotFound) // 404: it was deleted just now
 	return err
 }

@@ -5,14 +5,11 @@
 package kubernetes
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +27,7 @@ const (
 
 // examination collects findings.
 type examination struct {
-	*client
+	*Client
 	findings []metadata.Finding
 }
 
@@ -50,7 +47,7 @@ func (e *examination) unreadable(looked string, err error) {
 // "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the plugin it needs
 // "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
 func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
-	e := &examination{client: o.client}
+	e := &examination{Client: o.Client}
 	e.version(ctx)
 	e.driver(ctx)
 	e.nodes(ctx)
@@ -69,8 +66,8 @@ const oldestMinor = 33
 func (e *examination) version(ctx context.Context) {
 	const looked = "release"
 	var found struct{ Major, Minor, GitVersion string }
-	_, err := e.do(ctx, request{
-		method: http.MethodGet, path: "/version", what: "read the release", verb: "get", resource: "/version",
+	_, err := e.Do(ctx, Request{
+		Method: http.MethodGet, Path: "/version", What: "read the release", Verb: "get", Resource: "/version",
 	}, &found)
 	if err != nil {
 		e.unreadable(looked, err)
@@ -92,11 +89,11 @@ func (e *examination) version(ctx context.Context) {
 func (e *examination) driver(ctx context.Context) {
 	const looked = "CSIDriver"
 	var found struct {
-		object
+		Object
 		Spec struct{ AttachRequired *bool }
 	}
-	status, err := e.do(ctx, request{
-		method: http.MethodGet, path: csiDrivers + "/" + driver, what: "get CSIDriver", verb: "get", resource: "csidrivers",
+	status, err := e.Do(ctx, Request{
+		Method: http.MethodGet, Path: csiDrivers + "/" + driver, What: "get CSIDriver", Verb: "get", Resource: "csidrivers",
 	}, &found, http.StatusNotFound)
 	switch {
 	case err != nil:
@@ -118,12 +115,12 @@ func (e *examination) driver(ctx context.Context) {
 // nodes compares Nodes with their CSINodes.
 func (e *examination) nodes(ctx context.Context) {
 	const looked = "node plugins"
-	all, err := listAll[object](ctx, e.client, nodes, "nodes")
+	all, err := listAll[Object](ctx, e.Client, Nodes, "nodes")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
 	}
-	registered, err := listAll[csiNode](ctx, e.client, csiNodes, "csinodes")
+	registered, err := listAll[csiNode](ctx, e.Client, csiNodes, "csinodes")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -184,14 +181,14 @@ var sidecarLeases = map[string]string{
 func (e *examination) sidecars(ctx context.Context) (namespace string) {
 	const looked = "sidecars"
 	type lease struct {
-		object
+		Object
 		Spec struct {
 			RenewTime            time.Time
 			HolderIdentity       string
 			LeaseDurationSeconds int
 		}
 	}
-	all, err := listAll[lease](ctx, e.client, leases, "leases")
+	all, err := listAll[lease](ctx, e.Client, leases, "leases")
 	if err != nil {
 		e.unreadable(looked, err)
 		return ""
@@ -228,7 +225,7 @@ func (e *examination) sidecars(ctx context.Context) (namespace string) {
 // attachments looks for attaches and detaches that take too long.
 func (e *examination) attachments(ctx context.Context) {
 	const looked = "VolumeAttachments"
-	all, err := listAll[tracedAttachment](ctx, e.client, volumeAttachments, "volumeattachments")
+	all, err := listAll[tracedAttachment](ctx, e.Client, volumeAttachments, "volumeattachments")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -270,9 +267,9 @@ func (e *examination) attachments(ctx context.Context) {
 func (e *examination) snapshots(ctx context.Context) {
 	const looked, next = "snapshots", "apply all CRDs of external-snapshotter: docs/how-to/kubernetes.md"
 	var group struct{ Resources []struct{ Name string } }
-	status, err := e.do(ctx, request{
-		method: http.MethodGet, path: "/apis/snapshot.storage.k8s.io/v1",
-		what: "list the resources of snapshot.storage.k8s.io", verb: "get", resource: "/apis",
+	status, err := e.Do(ctx, Request{
+		Method: http.MethodGet, Path: "/apis/snapshot.storage.k8s.io/v1",
+		What: "list the resources of snapshot.storage.k8s.io", Verb: "get", Resource: "/apis",
 	}, &group, http.StatusNotFound)
 	var missing []string
 	for _, name := range []string{"volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"} {
@@ -302,7 +299,7 @@ func (e *examination) snapshots(ctx context.Context) {
 func (e *examination) reports(ctx context.Context) {
 	const looked = "reports about Nodes"
 	type event struct {
-		object
+		Object
 		InvolvedObject        struct{ Kind, Name string }
 		Type, Reason, Message string
 		LastTimestamp         time.Time
@@ -310,7 +307,7 @@ func (e *examination) reports(ctx context.Context) {
 	}
 	// Events of objects without a namespace are in namespace default.
 	query := url.Values{"fieldSelector": {"involvedObject.kind=Node"}}
-	all, err := listSelected[event](ctx, e.client, namespaced("default", "events"), "events", query, http.StatusNotFound)
+	all, err := listSelected[event](ctx, e.Client, namespaced("default", "events"), "events", query, http.StatusNotFound)
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -336,12 +333,12 @@ func (e *examination) reports(ctx context.Context) {
 // StorageClasses implements [metadata.ClassLister]. It needs the verb "list" on "storageclasses".
 func (o *Operator) StorageClasses(ctx context.Context) ([]metadata.StorageClass, error) {
 	type class struct {
-		object
+		Object
 		Provisioner  string
 		MountOptions []string
 		Parameters   map[string]string
 	}
-	all, err := listAll[class](ctx, o.client, storageClasses, "storageclasses")
+	all, err := listAll[class](ctx, o.Client, storageClasses, "storageclasses")
 	if err != nil {
 		return nil, err
 	}
@@ -369,12 +366,3 @@ var (
 	_ metadata.Examiner    = (*Operator)(nil)
 	_ metadata.ClassLister = (*Operator)(nil)
 )
-
-// HasCredentials reports whether the options lead to credentials. A container of a pod may have none.
-func (o Options) HasCredentials() bool {
-	if o.Kubeconfig != "" {
-		return true
-	}
-	_, err := os.Stat(filepath.Join(cmp.Or(o.ServiceAccount, serviceAccount), "token"))
-	return err == nil && o.Host != ""
-}

@@ -8,16 +8,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"net"
 	"strings"
 	"time"
 )
-
-// Dialing returns options that connect by a function in place of the network.
-func (o Options) Dialing(dial func(ctx context.Context, network, address string) (net.Conn, error)) Options {
-	o.dial = dial
-	return o
-}
 
 // Rights are the rights that doctor asks for, as "account; component; where; resource; verbs".
 func Rights() (all []string) {
@@ -53,10 +46,10 @@ func WatchSlowly(ctx context.Context, o Options, times ...time.Duration) func(co
 		slowness <- t
 	}
 	close(slowness)
-	w := &watch[slowNode]{client: newClient(o), collection: nodes, resource: "nodes", kind: "Node"}
-	w.follow(ctx)
+	w := &Watch[slowNode]{Client: NewClient(o), Collection: Nodes, Resource: "nodes", Kind: "Node"}
+	w.Follow(ctx)
 	return func(ctx context.Context, name string) (string, error) {
-		s, _ := w.get(ctx)
-		return s.object.Annotations[name], s.err
+		s, _ := w.Get(ctx)
+		return s.Object.Annotations[name], s.Err
 	}
 }

@@ -48,7 +48,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -61,9 +60,9 @@ const (
 	// DefaultRackLabel is the label or annotation in which operators write the rack's name.
 	DefaultRackLabel = "oxide.computer/rack"
 
-	// providerPrefix begins the provider ID that the Oxide cloud controller manager writes:
+	// ProviderPrefix begins the provider ID that the Oxide cloud controller manager writes:
 	// oxidecomputer/oxide-cloud-controller-manager, internal/provider.
-	providerPrefix = "oxide://"
+	ProviderPrefix = "oxide://"
 	// uninitializedTaint is the taint that a kubelet with --cloud-provider=external sets, and that a cloud controller
 	// manager removes: k8s.io/cloud-provider/api.
 	uninitializedTaint = "node.cloudprovider.kubernetes.io/uninitialized"
@@ -82,33 +81,33 @@ type Options struct {
 	ServiceAccount string
 	// RackLabel is the name of the label or annotation with the rack. Empty means [DefaultRackLabel].
 	RackLabel string
-	// dial replaces the network in tests.
-	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Dial replaces the network in tests.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Provider is a [metadata.Provider] and a [metadata.Follower].
 type Provider struct {
-	*client
-	node *watch[node]
+	*Client
+	node *Watch[node]
 }
 
 // New makes a provider. It does no I/O.
 func New(options Options) *Provider {
-	c := newClient(options)
-	return &Provider{client: c, node: c.watchNode()}
+	c := NewClient(options)
+	return &Provider{Client: c, node: c.watchNode()}
 }
 
 // watchNode makes a watch of the Node. The watch begins when it has a follower.
-func (c *client) watchNode() *watch[node] {
-	return &watch[node]{client: c, collection: nodes, resource: "nodes", kind: "Node"}
+func (c *Client) watchNode() *Watch[node] {
+	return &Watch[node]{Client: c, Collection: Nodes, Resource: "nodes", Kind: "Node"}
 }
 
 // Follow implements [metadata.Follower].
-func (p *Provider) Follow(ctx context.Context) <-chan struct{} { return p.node.follow(ctx) }
+func (p *Provider) Follow(ctx context.Context) <-chan struct{} { return p.node.Follow(ctx) }
 
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
-	n, err := p.read(ctx, p.node)
+	n, err := p.read(ctx)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
@@ -121,7 +120,7 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 
 // PartialInstance implements [metadata.PartialProvider].
 func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
-	n, err := p.read(ctx, p.node)
+	n, err := p.read(ctx)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
@@ -130,7 +129,7 @@ func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, erro
 
 // node has the fields of a Node that are read.
 type node struct {
-	object
+	Object
 	Spec struct {
 		ProviderID    string
 		Unschedulable bool
@@ -172,7 +171,7 @@ func (p *Provider) instanceOf(n node) (metadata.Instance, error) {
 	if err != nil {
 		return metadata.Instance{}, err
 	}
-	rack, err := p.labelOrAnnotation(n, p.options.RackLabel)
+	rack, err := p.labelOrAnnotation(n, p.Options.RackLabel)
 	if err != nil {
 		return metadata.Instance{}, err
 	}
@@ -182,7 +181,7 @@ func (p *Provider) instanceOf(n node) (metadata.Instance, error) {
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
 			return metadata.Instance{}, p.invalid(
-				p.options.RackLabel,
+				p.Options.RackLabel,
 				err,
 				"set it to the name that the controller uses for this rack, or name another label by --rack-label",
 			)
@@ -196,11 +195,11 @@ func (p *Provider) instanceID(n node) (string, error) {
 	text, from := n.Spec.ProviderID, "spec.providerID"
 	next := "check the Oxide cloud controller manager, which writes it"
 	if text != "" {
-		rest, ours := strings.CutPrefix(text, providerPrefix)
+		rest, ours := strings.CutPrefix(text, ProviderPrefix)
 		if !ours {
 			return "", p.invalid(
 				from,
-				fmt.Errorf("%.40q does not begin with %s", text, providerPrefix),
+				fmt.Errorf("%.40q does not begin with %s", text, ProviderPrefix),
 				"this Node is not an Oxide instance, or has another cloud controller manager: "+
 					"do not run the plugin there, or set --instance-id",
 			)
@@ -245,7 +244,7 @@ func (p *Provider) labelOrAnnotation(n node, name string) (string, error) {
 func (p *Provider) invalid(what string, cause error, next string) error {
 	return &metadata.Error{
 		Kind:  metadata.ErrInvalid,
-		What:  fmt.Sprintf("%s of Node %q", what, p.options.NodeName),
+		What:  fmt.Sprintf("%s of Node %q", what, p.Options.NodeName),
 		Cause: cause,
 		Next:  next,
 	}
@@ -260,7 +259,7 @@ func (p *Provider) noID(n node) error {
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf(
 			"Node %q has no provider ID, no label %s and no system UUID",
-			p.options.NodeName,
+			p.Options.NodeName,
 			InstanceLabel,
 		),
 		Next: "check that the Oxide cloud controller manager runs and that the kubelet has " +
@@ -273,35 +272,20 @@ func (p *Provider) notInitialized() error {
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf(
 			"wait for the cloud controller manager to initialise Node %q and remove its taint %s",
-			p.options.NodeName,
+			p.Options.NodeName,
 			uninitializedTaint,
 		),
 		Next: "check that the Oxide cloud controller manager runs, and its log",
 	}
 }
 
-// read reads the Node from memory if the watch has followers, else from the API server.
-func (c *client) read(ctx context.Context, followed *watch[node]) (node, error) {
-	s, ok := followed.get(ctx)
-	if !ok {
-		s = c.getNode(ctx)
+// read reads the Node, from memory if it is followed.
+func (p *Provider) read(ctx context.Context) (node, error) {
+	s := p.node.Read(ctx)
+	if s.Err == nil && !s.Exists {
+		s.Err = NoNode(p.Options.NodeName)
 	}
-	if s.err == nil && !s.exists {
-		s.err = noNode(c.options.NodeName)
-	}
-	return s.object, s.err
-}
-
-// getNode reads the Node from the API server.
-func (c *client) getNode(ctx context.Context) (s state[node]) {
-	name := c.options.NodeName
-	r := getNode(fmt.Sprintf("get Node %q", name), name)
-	status, err := c.do(ctx, r, &s.object, http.StatusNotFound)
-	s.exists, s.err = status == http.StatusOK, err
-	if err == nil && s.exists && (s.object.Kind != "Node" || s.object.Name != name) {
-		s.err = c.unexpectedAnswer(r)
-	}
-	return s
+	return s.Object, s.Err
 }
 
 var _ metadata.PartialProvider = (*Provider)(nil)

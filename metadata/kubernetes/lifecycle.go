@@ -19,54 +19,54 @@ import (
 
 // Node is the Node on which the plugin runs. It is a [metadata.StartupTaint] and a [metadata.Departure].
 type Node struct {
-	*client
-	node    *watch[node]
-	csiNode *watch[csiNode]
+	*Client
+	node    *Watch[node]
+	csiNode *Watch[csiNode]
 }
 
 // NewNode makes a Node. It does no I/O.
 func NewNode(options Options) *Node {
-	c := newClient(options)
+	c := NewClient(options)
 	return &Node{
-		client: c, node: c.watchNode(),
-		csiNode: &watch[csiNode]{client: c, collection: csiNodes, resource: "csinodes", kind: "CSINode"},
+		Client: c, node: c.watchNode(),
+		csiNode: &Watch[csiNode]{Client: c, Collection: csiNodes, Resource: "csinodes", Kind: "CSINode"},
 	}
 }
 
 // Follow implements [metadata.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of
 // that name.
 func (n *Node) Follow(ctx context.Context) <-chan struct{} {
-	return metadata.Merge(ctx, n.node.follow(ctx), n.csiNode.follow(ctx))
+	return metadata.Merge(ctx, n.node.Follow(ctx), n.csiNode.Follow(ctx))
 }
 
 // RemoveTaint implements [metadata.StartupTaint]. The kubelet writes the registration into the CSINode. It needs the
 // verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
 func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadata.Registration) (had bool, err error) {
-	read, err := n.read(ctx, n.node)
-	if err != nil {
-		return false, err
+	s := n.node.Read(ctx)
+	switch {
+	case s.Err != nil:
+		return false, s.Err
+	case !s.Exists:
+		return false, NoNode(n.Options.NodeName)
 	}
-	kept := slices.DeleteFunc(slices.Clone(read.Spec.Taints), func(t taint) bool { return t.key == key })
-	if len(kept) == len(read.Spec.Taints) {
+	taints := s.Object.Spec.Taints
+	kept := slices.DeleteFunc(slices.Clone(taints), func(t taint) bool { return t.key == key })
+	if len(kept) == len(taints) {
 		return false, nil
 	}
 	if err := n.registered(ctx, registration); err != nil {
 		return true, err
 	}
-	return true, n.replaceTaints(ctx, read.Spec.Taints, kept)
+	return true, n.replaceTaints(ctx, taints, kept)
 }
 
 // registered returns an error until the CSINode has the registration and the limit of volumes.
 func (n *Node) registered(ctx context.Context, registration metadata.Registration) error {
-	name := n.options.NodeName
-	s, followed := n.csiNode.get(ctx)
-	if !followed {
-		_, s.err = n.do(ctx, getCSINode(name), &s.object, http.StatusNotFound)
+	s := n.csiNode.Read(ctx)
+	if s.Err != nil {
+		return s.Err
 	}
-	if s.err != nil {
-		return s.err
-	}
-	for _, d := range s.object.Spec.Drivers {
+	for _, d := range s.Object.Spec.Drivers {
 		if d.Name == registration.Driver && d.NodeID == registration.NodeID && d.Allocatable.Count != nil {
 			return nil
 		}
@@ -74,7 +74,7 @@ func (n *Node) registered(ctx context.Context, registration metadata.Registratio
 	return &metadata.Error{
 		Kind: metadata.ErrNotReady,
 		What: fmt.Sprintf("wait for the kubelet to write driver %s, node ID %s and a volume limit into CSINode %q",
-			registration.Driver, registration.NodeID, name),
+			registration.Driver, registration.NodeID, n.Options.NodeName),
 		Next: "check that the plugin is registered with the kubelet: docs/how-to/registration.md",
 	}
 }
@@ -87,13 +87,13 @@ func (n *Node) replaceTaints(ctx context.Context, old, new []taint) error {
 		Path  string  `json:"path"`
 		Value []taint `json:"value"`
 	}
-	name := n.options.NodeName
+	name := n.Options.NodeName
 	patch := []operation{{"test", "/spec/taints", old}, {"replace", "/spec/taints", new}}
 	var patched node
 	r := patchNode(fmt.Sprintf("remove a taint from Node %q", name), name, types.JSONPatchType, patch)
-	_, err := n.do(ctx, r, &patched)
+	_, err := n.Do(ctx, r, &patched)
 	if err == nil {
-		n.node.put(patched)
+		n.node.Put(patched)
 	}
 	return err
 }
@@ -109,21 +109,21 @@ const shuttingDown = "node is shutting down"
 // Leaving implements [metadata.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it was
 // deleted, when an autoscaler removes it, and when its machine shuts down. It needs the verb "get" on "nodes".
 func (n *Node) Leaving(ctx context.Context) (why string, err error) {
-	s := n.getNode(ctx)
+	s := n.node.Read(ctx)
 	switch {
-	case s.err != nil:
-		return "", s.err
-	case !s.exists, s.object.DeletionTimestamp != nil:
+	case s.Err != nil:
+		return "", s.Err
+	case !s.Exists, s.Object.DeletionTimestamp != nil:
 		return "it was deleted", nil
-	case s.object.Spec.Unschedulable:
+	case s.Object.Spec.Unschedulable:
 		return "it is cordoned", nil
 	}
-	for _, taint := range s.object.Spec.Taints {
+	for _, taint := range s.Object.Spec.Taints {
 		if slices.Contains(leavingTaints, taint.key) {
 			return "it has the taint " + taint.key, nil
 		}
 	}
-	for _, condition := range s.object.Status.Conditions {
+	for _, condition := range s.Object.Status.Conditions {
 		if condition.Type == "Ready" && strings.Contains(condition.Message, shuttingDown) {
 			return "its machine shuts down", nil
 		}
@@ -146,23 +146,23 @@ type volumeAttachment struct {
 // Node. It needs the verb "list" on "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
 	for query := (url.Values{"limit": {pageSize}}); ; {
-		var page list[volumeAttachment]
-		r := request{
-			method:   http.MethodGet,
-			path:     volumeAttachments,
-			query:    query,
-			what:     "list VolumeAttachments",
-			verb:     "list",
-			resource: "volumeattachments",
+		var page List[volumeAttachment]
+		r := Request{
+			Method:   http.MethodGet,
+			Path:     volumeAttachments,
+			Query:    query,
+			What:     "list VolumeAttachments",
+			Verb:     "list",
+			Resource: "volumeattachments",
 		}
-		if _, err := n.do(ctx, r, &page); err != nil {
+		if _, err := n.Do(ctx, r, &page); err != nil {
 			return nil, err
 		}
 		if page.Kind != "VolumeAttachmentList" {
-			return nil, n.unexpectedAnswer(r)
+			return nil, n.UnexpectedAnswer(r)
 		}
 		for _, item := range page.Items {
-			if item.Spec.Attacher == driver && item.Spec.NodeName == n.options.NodeName {
+			if item.Spec.Attacher == driver && item.Spec.NodeName == n.Options.NodeName {
 				volumes = append(volumes, item.Spec.Source.PersistentVolumeName)
 			}
 		}

@@ -22,7 +22,7 @@ const pluginContainer = "oxide-plugin"
 
 // pluginPod has the fields of a pod of the plugin that are read.
 type pluginPod struct {
-	object
+	Object
 	Spec struct {
 		Containers []struct{ Name, Image string }
 	}
@@ -78,17 +78,14 @@ func (o *Operator) Logs(ctx context.Context) ([]metadata.Log, error) {
 const logLines = 300
 
 func (o *Operator) log(ctx context.Context, p pluginPod) (string, error) {
-	r := request{
-		method: http.MethodGet, path: namespaced(p.Namespace, "pods") + "/" + url.PathEscape(p.Name) + "/log",
-		query:  url.Values{"container": {pluginContainer}, "tailLines": {strconv.Itoa(logLines)}},
-		accept: "*/*", what: "read the log of pod " + p.key(), verb: "get", resource: "pods/log",
+	r := Request{
+		Method: http.MethodGet, Path: namespaced(p.Namespace, "pods") + "/" + url.PathEscape(p.Name) + "/log",
+		Query:  url.Values{"container": {pluginContainer}, "tailLines": {strconv.Itoa(logLines)}},
+		Accept: "*/*", What: "read the log of pod " + p.key(), Verb: "get", Resource: "pods/log",
 	}
-	connected, body, err := o.send(ctx, r)
-	switch {
-	case connected == nil:
+	body, _, err := o.Read(ctx, r)
+	if err != nil {
 		return "", err
-	case err != nil:
-		return "", o.requestError(ctx, connected, r, err)
 	}
 	text := string(body)
 	if over := len(text) - metadata.MaxLogBytes; over > 0 {

@@ -42,7 +42,7 @@ const (
 //	- {apiGroups: [""], resources: [pods], verbs: [list]}
 //	- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
 type Restarts struct {
-	*client
+	*Client
 
 	mu sync.Mutex
 	// nodeNames are the names of the Nodes on which instances were last seen, by instance ID.
@@ -51,7 +51,7 @@ type Restarts struct {
 
 // NewRestarts makes the controller's half. It does no I/O, and needs no NodeName.
 func NewRestarts(options Options) *Restarts {
-	return &Restarts{client: newClient(options), nodeNames: map[string]string{}}
+	return &Restarts{Client: NewClient(options), nodeNames: map[string]string{}}
 }
 
 // Request implements [metadata.RestartRequester].
@@ -61,7 +61,7 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 		return err
 	}
 	patch := annotations{restartAnnotation: restartID}.patch("")
-	_, err = r.do(ctx, patchNode("request a restart of Node "+name, name, types.MergePatchType, patch), nil)
+	_, err = r.Do(ctx, patchNode("request a restart of Node "+name, name, types.MergePatchType, patch), nil)
 	return err
 }
 
@@ -166,7 +166,7 @@ func (r *Restarts) patchMarked(
 
 // markedNode is the name of the Node whose annotation holds the ID of this restart, or empty. A restart marks one Node.
 func (r *Restarts) markedNode(ctx context.Context, annotation, restartID string) (string, error) {
-	names, err := matches(ctx, r.client, nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
+	names, err := matches(ctx, r.Client, Nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
 	if err != nil || len(names) == 0 {
 		return "", err
 	}
@@ -180,7 +180,7 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 		return err
 	}
 	var n node
-	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
+	if _, err := r.Do(ctx, GetNode("get Node "+name, name), &n); err != nil {
 		return err
 	}
 	return r.publish(ctx, eventObject{APIVersion: "v1", Kind: "Node", Name: name, UID: string(n.UID)}, report)
@@ -225,7 +225,7 @@ func (r *Restarts) onlyNodeName(ctx context.Context, instanceID string) (string,
 		return "", err
 	}
 	var n node
-	if _, err := r.do(ctx, getNode("get Node "+name, name), &n); err != nil {
+	if _, err := r.Do(ctx, GetNode("get Node "+name, name), &n); err != nil {
 		return "", err
 	}
 	if id, ours := n.instanceID(); ours && id != instanceID {
@@ -246,9 +246,9 @@ func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (strin
 	if name, err := r.cachedNodeName(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
-	names, err := matches(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
+	names, err := matches(ctx, r.Client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
 	if err == nil && len(names) == 0 {
-		names, err = matches(ctx, r.client, nodes, func(n node) bool { return n.hasProviderID(instanceID) })
+		names, err = matches(ctx, r.Client, Nodes, func(n node) bool { return n.hasProviderID(instanceID) })
 	}
 	switch {
 	case err != nil || len(names) == 0:
@@ -276,7 +276,7 @@ func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (strin
 		return "", nil
 	}
 	var n csiNode
-	status, err := r.do(ctx, getCSINode(name), &n, http.StatusNotFound)
+	status, err := r.Do(ctx, getCSINode(name), &n, http.StatusNotFound)
 	if err != nil || status != http.StatusOK || !n.hasNodeID(instanceID) {
 		return "", err
 	}
@@ -286,26 +286,26 @@ func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (strin
 // matches are the names of the objects in a collection that match.
 func matches[T named](
 	ctx context.Context,
-	c *client,
+	c *Client,
 	collection string,
 	match func(T) bool,
 ) (names []string, err error) {
 	query := url.Values{"limit": {pageSize}}
 	for {
-		var page list[T]
-		if _, err := c.do(ctx, request{
-			method:   http.MethodGet,
-			path:     collection,
-			query:    query,
-			what:     "look for an instance in " + collection,
-			verb:     "list",
-			resource: path.Base(collection),
+		var page List[T]
+		if _, err := c.Do(ctx, Request{
+			Method:   http.MethodGet,
+			Path:     collection,
+			Query:    query,
+			What:     "look for an instance in " + collection,
+			Verb:     "list",
+			Resource: path.Base(collection),
 		}, &page); err != nil {
 			return nil, err
 		}
 		for _, item := range page.Items {
 			if match(item) {
-				names = append(names, item.name())
+				names = append(names, item.GetName())
 			}
 		}
 		if page.Continue == "" {
@@ -317,7 +317,7 @@ func matches[T named](
 
 // csiNode has the fields of a CSINode that are read.
 type csiNode struct {
-	object
+	Object
 	Spec struct {
 		Drivers []struct {
 			Name, NodeID string
@@ -338,7 +338,7 @@ func (n csiNode) hasNodeID(instanceID string) bool {
 
 // instanceID is the instance that the Node's provider ID names. It is false if the provider ID names none.
 func (n node) instanceID() (string, bool) {
-	text, ours := strings.CutPrefix(n.Spec.ProviderID, providerPrefix)
+	text, ours := strings.CutPrefix(n.Spec.ProviderID, ProviderPrefix)
 	id, err := metadata.ParseInstanceID(text)
 	return id, ours && err == nil
 }
@@ -353,22 +353,22 @@ func (n node) hasProviderID(instanceID string) bool {
 // "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the
 // token of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
 type Listener struct {
-	*client
-	node *watch[node]
+	*Client
+	node *Watch[node]
 }
 
 // NewListener makes the node's half. It does no I/O.
 func NewListener(options Options) *Listener {
-	c := newClient(options)
+	c := NewClient(options)
 	watch := c.watchNode()
-	watch.metadataOnly = true
-	return &Listener{client: c, node: watch}
+	watch.MetadataOnly = true
+	return &Listener{Client: c, node: watch}
 }
 
 // Changes implements [metadata.RestartListener] by a watch of the Node's metadata. It ignores changes other than those
 // of the two annotations.
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
-	changes, updates := make(chan struct{}, 1), l.node.follow(ctx)
+	changes, updates := make(chan struct{}, 1), l.node.Follow(ctx)
 	go func() {
 		last := ""
 		for {
@@ -377,9 +377,9 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 			case <-ctx.Done():
 				return
 			}
-			s, _ := l.node.get(ctx)
-			values := s.object.Annotations
-			if now := fmt.Sprintf("%q %q %v", values[restartAnnotation], values[replyAnnotation], s.err); now != last {
+			s, _ := l.node.Get(ctx)
+			values := s.Object.Annotations
+			if now := fmt.Sprintf("%q %q %v", values[restartAnnotation], values[replyAnnotation], s.Err); now != last {
 				last = now
 				metadata.Signal(changes)
 			}
@@ -391,15 +391,15 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 // Requested implements [metadata.RestartListener]. While the watch of [Listener.Changes] fails, it returns the error of
 // the watch, so that it sends nothing to an API server that is down.
 func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
-	if s, followed := l.node.get(ctx); followed && s.err != nil {
-		return "", metadata.RestartReply{}, s.err
+	if s, followed := l.node.Get(ctx); followed && s.Err != nil {
+		return "", metadata.RestartReply{}, s.Err
 	}
-	return l.readRestart(ctx, l.options.NodeName)
+	return l.readRestart(ctx, l.Options.NodeName)
 }
 
 // Reply implements [metadata.RestartListener].
 func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.RestartReply) error {
-	name, requested := l.options.NodeName, false
+	name, requested := l.Options.NodeName, false
 	err := l.patchUnchanged(ctx, "reply to the restart of Node "+name, name, func(n node) map[string]any {
 		current, written := n.restart()
 		if requested = current == restartID; !requested || written == reply {
@@ -419,11 +419,11 @@ func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.R
 
 // readRestart reads from a Node the ID of the requested restart, and the reply to it. It reads from the API server's
 // store, not from its cache: the cache may still hold a request that was withdrawn.
-func (c *client) readRestart(ctx context.Context, name string) (id string, reply metadata.RestartReply, err error) {
-	r := getNode("get Node "+name, name)
-	r.accept = metadataOnly
+func (c *Client) readRestart(ctx context.Context, name string) (id string, reply metadata.RestartReply, err error) {
+	r := GetNode("get Node "+name, name)
+	r.Accept = MetadataOnly
 	var n node
-	if _, err := c.do(ctx, r, &n); err != nil {
+	if _, err := c.Do(ctx, r, &n); err != nil {
 		return "", metadata.RestartReply{}, err
 	}
 	id, reply = n.restart()
@@ -440,17 +440,17 @@ func (n node) restart() (id string, reply metadata.RestartReply) {
 
 // patchUnchanged reads a Node and sends the patch that the function makes from it. A nil patch is not sent. If the Node
 // was changed between the two, it begins again.
-func (c *client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+func (c *Client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node
-		if _, err := c.do(ctx, getNode(what, name), &n); err != nil {
+		if _, err := c.Do(ctx, GetNode(what, name), &n); err != nil {
 			return err
 		}
 		p := patch(n)
 		if p == nil {
 			return nil
 		}
-		status, err := c.do(ctx, patchNode(what, name, types.MergePatchType, p), nil, http.StatusConflict)
+		status, err := c.Do(ctx, patchNode(what, name, types.MergePatchType, p), nil, http.StatusConflict)
 		if err != nil || status != http.StatusConflict {
 			return err
 		}

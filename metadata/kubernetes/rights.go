@@ -141,7 +141,7 @@ func (e *examination) review(ctx context.Context, namespace, account string) (ma
 	for i, r := range asked {
 		group.Go(func() error {
 			var answer struct{ Status struct{ Allowed bool } }
-			_, err := e.do(ctx, post(
+			_, err := e.Do(ctx, post(
 				"ask for the rights of "+account, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "subjectaccessreviews",
 				map[string]any{
 					"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",

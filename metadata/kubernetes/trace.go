@@ -26,13 +26,13 @@ func namespaced(namespace, resource string) string {
 
 // tracer collects a trace.
 type tracer struct {
-	*client
+	*Client
 	trace metadata.Trace
 }
 
 // tracedPod has the fields of a Pod that are read.
 type tracedPod struct {
-	object
+	Object
 	Spec struct {
 		NodeName string
 		Volumes  []struct {
@@ -62,7 +62,7 @@ func (p tracedPod) claims() (names []string) {
 
 // tracedAttachment has the fields of a VolumeAttachment that are read.
 type tracedAttachment struct {
-	object
+	Object
 	Spec struct {
 		Attacher, NodeName string
 		Source             struct{ PersistentVolumeName string }
@@ -80,7 +80,7 @@ type tracedAttachment struct {
 // "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods", "events" and
 // "volumeattachments".
 func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadata.Trace, error) {
-	t := &tracer{client: o.client, trace: metadata.Trace{Orchestrator: metadata.OrchestratorKubernetes}}
+	t := &tracer{Client: o.Client, trace: metadata.Trace{Orchestrator: metadata.OrchestratorKubernetes}}
 	claimKey, err := t.findClaim(ctx, subject)
 	if err != nil {
 		return metadata.Trace{}, err
@@ -143,7 +143,7 @@ func (t *tracer) findClaim(ctx context.Context, subject metadata.Subject) (strin
 		}
 		return t.claimOfPlugin(ctx, *pod)
 	}
-	volumes, err := listAll[persistentVolume](ctx, t.client, persistentVolumes, "persistentvolumes")
+	volumes, err := listAll[persistentVolume](ctx, t.Client, persistentVolumes, "persistentvolumes")
 	if err != nil {
 		return "", err
 	}
@@ -170,7 +170,7 @@ func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, erro
 	}
 	for _, name := range names {
 		var c claim
-		status, err := t.do(ctx, t.getClaim(pod.Namespace+"/"+name), &c, http.StatusNotFound)
+		status, err := t.Do(ctx, t.getClaim(pod.Namespace+"/"+name), &c, http.StatusNotFound)
 		if err != nil {
 			return "", err
 		}
@@ -178,7 +178,7 @@ func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, erro
 			return pod.Namespace + "/" + name, nil
 		}
 		var v persistentVolume
-		if _, err := t.do(
+		if _, err := t.Do(
 			ctx,
 			t.get(persistentVolumes+"/"+url.PathEscape(c.Spec.VolumeName), "persistentvolumes"),
 			&v,
@@ -194,11 +194,11 @@ func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, erro
 }
 
 // get is the request that reads one object.
-func (t *tracer) get(path, resource string) request {
-	return request{method: http.MethodGet, path: path, what: "get " + resource, verb: "get", resource: resource}
+func (t *tracer) get(path, resource string) Request {
+	return Request{Method: http.MethodGet, Path: path, What: "get " + resource, Verb: "get", Resource: resource}
 }
 
-func (t *tracer) getClaim(key string) request {
+func (t *tracer) getClaim(key string) Request {
 	namespace, name, _ := strings.Cut(key, "/")
 	return t.get(namespaced(namespace, "persistentvolumeclaims")+"/"+url.PathEscape(name), "persistentvolumeclaims")
 }
@@ -206,7 +206,7 @@ func (t *tracer) getClaim(key string) request {
 func (t *tracer) pod(ctx context.Context, key string) (*tracedPod, error) {
 	namespace, name, _ := strings.Cut(key, "/")
 	var p tracedPod
-	status, err := t.do(
+	status, err := t.Do(
 		ctx,
 		t.get(namespaced(namespace, "pods")+"/"+url.PathEscape(name), "pods"),
 		&p,
@@ -221,7 +221,7 @@ func (t *tracer) pod(ctx context.Context, key string) (*tracedPod, error) {
 // podOf returns the pod that uses a claim, first one that does not run. It returns nil if there is none.
 func (t *tracer) podOf(ctx context.Context, claimKey string) (*tracedPod, error) {
 	namespace, name, _ := strings.Cut(claimKey, "/")
-	pods, err := listAll[tracedPod](ctx, t.client, namespaced(namespace, "pods"), "pods")
+	pods, err := listAll[tracedPod](ctx, t.Client, namespaced(namespace, "pods"), "pods")
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +238,7 @@ func (t *tracer) podOf(ctx context.Context, claimKey string) (*tracedPod, error)
 // claim adds a claim, its class and its snapshot. It returns the name of its volume, or "".
 func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err error) {
 	var c claim
-	status, err := t.do(ctx, t.getClaim(key), &c, http.StatusNotFound)
+	status, err := t.Do(ctx, t.getClaim(key), &c, http.StatusNotFound)
 	if status == http.StatusNotFound {
 		err = notThere("claim " + key)
 	}
@@ -260,7 +260,7 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 	if err := t.source(ctx, c); err != nil {
 		return "", err
 	}
-	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.object)
+	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.Object)
 }
 
 // grows reports whether the claim requests more than it has.
@@ -278,11 +278,11 @@ func (t *tracer) class(ctx context.Context, c claim) error {
 		return nil
 	}
 	var class struct {
-		object
+		Object
 		Provisioner string
 	}
 	name := *c.Spec.StorageClassName
-	status, err := t.do(ctx, t.get(storageClasses+"/"+url.PathEscape(name), "storageclasses"), &class, http.StatusNotFound)
+	status, err := t.Do(ctx, t.get(storageClasses+"/"+url.PathEscape(name), "storageclasses"), &class, http.StatusNotFound)
 	if err != nil {
 		return err
 	}
@@ -303,7 +303,7 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 		return nil
 	}
 	var snapshot struct {
-		object
+		Object
 		Status *struct {
 			ReadyToUse bool
 			Error      *struct{ Message string }
@@ -311,7 +311,7 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 	}
 	path := "/apis/snapshot.storage.k8s.io/v1/namespaces/" + url.PathEscape(c.Namespace) + "/volumesnapshots/" +
 		url.PathEscape(c.Spec.DataSource.Name)
-	if _, err := t.do(ctx, t.get(path, "volumesnapshots"), &snapshot, http.StatusNotFound); err != nil {
+	if _, err := t.Do(ctx, t.get(path, "volumesnapshots"), &snapshot, http.StatusNotFound); err != nil {
 		return err
 	}
 	if snapshot.Status != nil && snapshot.Status.Error != nil {
@@ -327,7 +327,7 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 // volume adds a PersistentVolume.
 func (t *tracer) volume(ctx context.Context, name string) error {
 	var v persistentVolume
-	status, err := t.do(
+	status, err := t.Do(
 		ctx,
 		t.get(persistentVolumes+"/"+url.PathEscape(name), "persistentvolumes"),
 		&v,
@@ -351,7 +351,7 @@ func (t *tracer) volume(ctx context.Context, name string) error {
 
 // attachment adds the VolumeAttachments of a volume. There can be two while a volume moves.
 func (t *tracer) attachment(ctx context.Context, volumeName string) error {
-	all, err := listAll[tracedAttachment](ctx, t.client, volumeAttachments, "volumeattachments")
+	all, err := listAll[tracedAttachment](ctx, t.Client, volumeAttachments, "volumeattachments")
 	if err != nil {
 		return err
 	}
@@ -380,10 +380,10 @@ func (t *tracer) attachment(ctx context.Context, volumeName string) error {
 // node adds a Node and the registration of the plugin there.
 func (t *tracer) node(ctx context.Context, name string) error {
 	var n struct {
-		object
+		Object
 		Status struct{ Conditions []condition }
 	}
-	status, err := t.do(ctx, getNode("get Node "+name, url.PathEscape(name)), &n, http.StatusNotFound)
+	status, err := t.Do(ctx, GetNode("get Node "+name, url.PathEscape(name)), &n, http.StatusNotFound)
 	if err != nil {
 		return err
 	}
@@ -403,7 +403,7 @@ func (t *tracer) node(ctx context.Context, name string) error {
 		t.trace.Conditions = append(t.trace.Conditions, metadata.NodeNotReady)
 	}
 	var registered csiNode
-	if _, err := t.do(ctx, getCSINode(url.PathEscape(name)), &registered, http.StatusNotFound); err != nil {
+	if _, err := t.Do(ctx, getCSINode(url.PathEscape(name)), &registered, http.StatusNotFound); err != nil {
 		return err
 	}
 	for _, d := range registered.Spec.Drivers {
@@ -427,21 +427,21 @@ func (t *tracer) workload(ctx context.Context, p tracedPod) error {
 		t.trace.Conditions = append(t.trace.Conditions, metadata.Running)
 		return nil
 	}
-	return t.events(ctx, "workload", "Pod", p.object)
+	return t.events(ctx, "workload", "Pod", p.Object)
 }
 
 // events adds the warnings about an object.
-func (t *tracer) events(ctx context.Context, link, kind string, of object) error {
+func (t *tracer) events(ctx context.Context, link, kind string, of Object) error {
 	query := url.Values{"fieldSelector": {fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s", kind, of.Name)}}
 	type event struct {
-		object
+		Object
 		InvolvedObject struct{ Kind, Name, UID string }
 		Type, Reason   string
 		Message        string
 		LastTimestamp  time.Time
 		EventTime      time.Time
 	}
-	all, err := listSelected[event](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
+	all, err := listSelected[event](ctx, t.Client, namespaced(of.Namespace, "events"), "events", query)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,8 @@ func newWatched(t *testing.T) *watched {
 	s := &server{Server: w.Server, t: t, dir: t.TempDir()}
 	s.write("ca.crt", string(s.ca()))
 	s.write("token", token)
-	w.options = s.options().Dialing(l.dial)
+	w.options = s.options()
+	w.options.Dial = l.dial
 	w.change(allNodes, node())
 	return w
 }

@@ -199,7 +199,7 @@ func (o *Operator) grants(ctx context.Context) (grants []grant, err error) {
 // management reports whether the token is a management token, and whether ACLs are off.
 func (o *Operator) management(ctx context.Context) (management, off bool, err error) {
 	var token struct{ Type string }
-	err = o.options.call(ctx, readToken, func(client *api.Client) error {
+	err = o.options.Call(ctx, readToken, func(client *api.Client) error {
 		_, err := client.Raw().Query("/v1/acl/token/self", &token, (&api.QueryOptions{}).WithContext(ctx))
 		var refused api.UnexpectedResponseError
 		if errors.As(err, &refused) && refused.StatusCode() == http.StatusBadRequest {

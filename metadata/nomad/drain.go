@@ -151,7 +151,7 @@ func (o Options) setEligible(ctx context.Context, node, eligibility string) erro
 
 // write changes something on the servers.
 func (o Options) write(ctx context.Context, what, path string, in any) error {
-	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
+	return o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		_, err := client.Raw().Write(path, in, nil, (&api.WriteOptions{}).WithContext(ctx))
 		return err
 	})

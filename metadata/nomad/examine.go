@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-var listPlugins = operation{
-	what: "list the plugins through", wrong: "the answer is not from a Nomad agent", policy: `plugin { policy = "list" }`,
+var listPlugins = Operation{
+	What: "list the plugins through", Wrong: "the answer is not from a Nomad agent", Policy: `plugin { policy = "list" }`,
 }
 
 // pluginStub is a plugin in Nomad's list.

@@ -57,7 +57,7 @@ func (o *Operator) volumes(ctx context.Context) (all []volumeStub, err error) {
 	for {
 		var page []volumeStub
 		next := ""
-		err := o.options.call(ctx, listVolumes, func(client *api.Client) error {
+		err := o.options.Call(ctx, listVolumes, func(client *api.Client) error {
 			meta, err := client.Raw().Query("/v1/volumes?"+query.Encode(), &page, (&api.QueryOptions{}).WithContext(ctx))
 			if err == nil && meta.LastIndex == 0 {
 				err = errNoIndex
@@ -93,13 +93,13 @@ func (o *Operator) readVolume(
 }
 
 var (
-	listVolumes = operation{
-		what: "list the volumes through", wrong: "the answer is not from a Nomad agent", policy: "a management token",
+	listVolumes = Operation{
+		What: "list the volumes through", Wrong: "the answer is not from a Nomad agent", Policy: "a management token",
 	}
-	readToken = operation{
-		what:   "look up the token's policies through",
-		wrong:  "the answer is not from a Nomad agent",
-		policy: "a management token",
+	readToken = Operation{
+		What:   "look up the token's policies through",
+		Wrong:  "the answer is not from a Nomad agent",
+		Policy: "a management token",
 	}
 )
 

@@ -92,7 +92,7 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 // PartialInstance implements [metadata.PartialProvider].
 func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	var answer *api.NodeMetaResponse
-	err := p.options.call(ctx, readMeta, func(client *api.Client) (err error) {
+	err := p.options.Call(ctx, readMeta, func(client *api.Client) (err error) {
 		// Without a node ID the agent answers for its own client, without asking a server.
 		answer, err = client.Nodes().Meta().Read("", (&api.QueryOptions{}).WithContext(ctx))
 		return err
@@ -150,20 +150,20 @@ func (o Options) token() (string, error) {
 	return "", e
 }
 
-// operation holds the texts for the errors of a kind of request.
-type operation struct {
-	// what says what the request does.
-	what string
-	// wrong describes an answer that cannot be decoded.
-	wrong string
-	// policy is the ACL policy that the request needs.
-	policy string
+// Operation holds the texts for the errors of a kind of request.
+type Operation struct {
+	// What says what the request does.
+	What string
+	// Wrong describes an answer that cannot be decoded.
+	Wrong string
+	// Policy is the ACL policy that the request needs.
+	Policy string
 }
 
-var readMeta = operation{what: "ask", wrong: "the answer is no client metadata", policy: `node { policy = "read" }`}
+var readMeta = Operation{What: "ask", Wrong: "the answer is no client metadata", Policy: `node { policy = "read" }`}
 
-// call sends a request to the agent, at its addresses in their order. If all fail, the error has the reason of each.
-func (o Options) call(ctx context.Context, op operation, ask func(*api.Client) error) error {
+// Call sends a request to the agent, at its addresses in their order. If all fail, the error has the reason of each.
+func (o Options) Call(ctx context.Context, op Operation, ask func(*api.Client) error) error {
 	if err := ctx.Err(); err != nil {
 		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad was not asked", Cause: err, Next: "try again"}
 	}
@@ -205,7 +205,7 @@ func (o Options) addresses() (all []string) {
 func (o Options) callAt(
 	ctx context.Context,
 	address, token string,
-	op operation,
+	op Operation,
 	ask func(*api.Client) error,
 ) *metadata.Error {
 	httpClient, err := o.client(address)
@@ -270,9 +270,9 @@ func (o Options) client(address string) (*http.Client, error) {
 
 // explain turns an error of a request into a [metadata.Error]. It leaves out the agent's message, which can contain the
 // token.
-func explain(ctx context.Context, address string, op operation, err error) *metadata.Error {
+func explain(ctx context.Context, address string, op Operation, err error) *metadata.Error {
 	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: op.what + " the Nomad agent at " + address,
+		Kind: metadata.ErrNotReady, What: op.What + " the Nomad agent at " + address,
 		Next: "check that it runs on this machine and that the task may reach it",
 	}
 	var transport *url.Error
@@ -292,7 +292,7 @@ func explain(ctx context.Context, address string, op operation, err error) *meta
 		e.Cause = err
 	default:
 		e.Kind, e.Cause, e.Next = metadata.ErrInvalid, errors.New(
-			op.wrong,
+			op.Wrong,
 		), "check that this is a Nomad client agent, of version 1.5 or later"
 	}
 	return e
@@ -303,12 +303,12 @@ type httpStatus int
 
 func (s httpStatus) Error() string { return fmt.Sprintf("HTTP %d", int(s)) }
 
-func explainStatus(e *metadata.Error, op operation, status int) {
+func explainStatus(e *metadata.Error, op Operation, status int) {
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind, e.Next = metadata.ErrInvalid, "give the task a workload identity (identity { env = true }), or set NOMAD_TOKEN"
 	case status == http.StatusForbidden:
-		e.Kind, e.Next = metadata.ErrInvalid, "give the token or the job a policy with "+op.policy+", and check that the token is valid"
+		e.Kind, e.Next = metadata.ErrInvalid, "give the token or the job a policy with "+op.Policy+", and check that the token is valid"
 	case status == http.StatusTooManyRequests || status >= 500:
 		e.Next = "check the agent's log"
 	default:

@@ -72,14 +72,14 @@ func unixNano(ns int64) time.Time {
 }
 
 // reading is the operation of a command of an operator.
-func reading(what, policy string) operation {
-	return operation{what: what + " through", wrong: "the answer is not from a Nomad agent", policy: policy}
+func reading(what, policy string) Operation {
+	return Operation{What: what + " through", Wrong: "the answer is not from a Nomad agent", Policy: policy}
 }
 
 // get reads an object. It returns false if the object does not exist.
-func (o *Operator) get(ctx context.Context, op operation, path string, out any) (exists bool, err error) {
+func (o *Operator) get(ctx context.Context, op Operation, path string, out any) (exists bool, err error) {
 	exists = true
-	err = o.options.call(ctx, op, func(client *api.Client) error {
+	err = o.options.Call(ctx, op, func(client *api.Client) error {
 		_, err := client.Raw().Query(path, out, (&api.QueryOptions{}).WithContext(ctx))
 		var refused api.UnexpectedResponseError
 		if errors.As(err, &refused) && refused.StatusCode() == http.StatusNotFound {
@@ -174,7 +174,7 @@ func (o *Operator) logOf(ctx context.Context, allocation, task string) (text str
 		fmt.Sprintf("read the log of allocation %.8s", allocation),
 		`the capability "read-logs" for the namespace of the plugin's jobs`,
 	)
-	err = o.options.call(ctx, op, func(client *api.Client) error {
+	err = o.options.Call(ctx, op, func(client *api.Client) error {
 		body, err := client.Raw().Response(
 			"/v1/client/fs/logs/"+url.PathEscape(allocation)+"?"+query.Encode(), (&api.QueryOptions{}).WithContext(ctx),
 		)

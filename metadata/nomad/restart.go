@@ -39,11 +39,11 @@ const (
 	clientTimeout = 5 * time.Second
 )
 
-func restartOperation(what string) operation {
-	return operation{
-		what:   what + " through",
-		wrong:  "the answer is not from a Nomad agent",
-		policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
+func restartOperation(what string) Operation {
+	return Operation{
+		What:   what + " through",
+		Wrong:  "the answer is not from a Nomad agent",
+		Policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
 	}
 }
 
@@ -266,7 +266,7 @@ type keys map[string]*string
 
 // apply changes a client's metadata in one step, and returns all of the metadata after that step.
 func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
-	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
+	err = o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().
 			Meta().
 			Apply(&api.NodeMetaApplyRequest{NodeID: node, Meta: meta}, (&api.QueryOptions{}).WithContext(ctx))
@@ -280,7 +280,7 @@ func (o Options) apply(ctx context.Context, what, node string, meta keys) (after
 
 // read reads a client's metadata from the client itself.
 func (o Options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
-	err = o.call(ctx, restartOperation(what), func(client *api.Client) error {
+	err = o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().Meta().Read(node, (&api.QueryOptions{}).WithContext(ctx))
 		if err == nil {
 			meta = answer.Meta
@@ -339,7 +339,7 @@ func (o Options) awaitServers(ctx context.Context, node, key, value string) erro
 // query reads an object from the servers. It blocks until the object is newer than an index. The types of package api
 // are not used: they would link everything about a job.
 func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
-	return o.call(ctx, restartOperation(what), func(client *api.Client) error {
+	return o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
 		if err == nil && index != nil {
 			*index = meta.LastIndex
