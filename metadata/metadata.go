@@ -6,18 +6,10 @@
 // instance metadata service (docs/reference/rack.md §9). So the answer comes from another source: the operator,
 // Kubernetes, Nomad or the guest's firmware. Each source is a [Provider].
 //
-// It also defines what else the plugin asks of an orchestrator:
-//
-//   - planned restarts: [RestartRequester], with [ClaimReporter] and [Drainer], and [RestartListener];
-//   - a node's life: [StartupTaint] and [Departure];
-//   - events about the plugin's own process: [SelfReporter];
-//   - for the commands of oxide-csi: [Tracer], [Inventorist], [Examiner], [ClassLister] and [LogReader].
-//
 // A provider can also be a [PartialProvider] and a [Follower].
 //
-// The package contains contracts, and the words that their implementations share: events and conditions. Texts for
-// operators name Kubernetes and Nomad, but the package talks to no orchestrator and imports no CSI. To add a source,
-// implement [Provider] and run the suite of metadata/metadatatest on it.
+// The package imports no CSI and talks to no orchestrator. What the plugin asks of an orchestrator besides, package
+// orchestrator defines. To add a source, implement [Provider] and run the suite of metadata/metadatatest on it.
 package metadata
 
 import (

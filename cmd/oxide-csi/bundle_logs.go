@@ -13,14 +13,14 @@ import (
 	"regexp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // logReader returns the orchestrator of the settings, or nil if there is none or this process has no credentials for
 // it.
-func logReader(cfg config.Config) metadata.LogReader {
+func logReader(cfg config.Config) orchestrator.LogReader {
 	switch options := kubernetesOptions(cfg); {
 	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
 		return kubernetes.NewOperator(options)

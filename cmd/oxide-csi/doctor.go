@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
@@ -69,8 +69,8 @@ func doctorCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 }
 
 // examine examines all parts at once.
-func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.Finding, error) {
-	var parts []func() []metadata.Finding
+func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrator.Finding, error) {
+	var parts []func() []orchestrator.Finding
 	log := slog.New(slog.DiscardHandler)
 	if cfg.Mode.Controller() {
 		for _, one := range cfg.RackList() {
@@ -78,17 +78,17 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 			if err != nil {
 				return nil, err
 			}
-			parts = append(parts, func() []metadata.Finding {
+			parts = append(parts, func() []orchestrator.Finding {
 				return diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, time.Now())
 			})
 		}
 	}
 	node, restarts := examineHost(ctx, cfg, o.environ, log)
 	parts = append(parts, node...)
-	if orchestrator := examiner(cfg); orchestrator != nil {
-		parts = append(parts, func() []metadata.Finding { return orchestrator.Examine(ctx) })
-		if lister, ok := orchestrator.(metadata.ClassLister); ok {
-			parts = append(parts, func() []metadata.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
+	if examiner := newExaminer(cfg); examiner != nil {
+		parts = append(parts, func() []orchestrator.Finding { return examiner.Examine(ctx) })
+		if lister, ok := examiner.(orchestrator.ClassLister); ok {
+			parts = append(parts, func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
 		}
 	}
 	parts = append(parts, restarts...)
@@ -97,21 +97,21 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]metadata.F
 			"there is nothing to examine: set --oxide-host for a rack, --kubeconfig or NOMAD_ADDR, or --mode=node on a node",
 		)
 	}
-	found := make([][]metadata.Finding, len(parts))
+	found := make([][]orchestrator.Finding, len(parts))
 	var group sync.WaitGroup
 	for i, part := range parts {
 		group.Go(func() { found[i] = part() })
 	}
 	group.Wait()
-	var all []metadata.Finding
+	var all []orchestrator.Finding
 	for _, findings := range found {
 		all = append(all, findings...)
 	}
 	return all, nil
 }
 
-// examiner returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
-func examiner(cfg config.Config) metadata.Examiner {
+// newExaminer returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
+func newExaminer(cfg config.Config) orchestrator.Examiner {
 	switch options := kubernetesOptions(cfg); {
 	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
 		return kubernetes.NewOperator(options)
@@ -158,7 +158,7 @@ func newClockedRack(cfg config.Rack, log *slog.Logger) (*rack.Client, *diagnose.
 	return client, clock, err
 }
 
-func (o *operator) printFindings(findings []metadata.Finding) error {
+func (o *operator) printFindings(findings []orchestrator.Finding) error {
 	if o.json {
 		return printJSON(o.stdout, findings)
 	}

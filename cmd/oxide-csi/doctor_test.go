@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -47,7 +47,7 @@ func TestDoctor(t *testing.T) {
 	}
 	must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 	full := runPlugin(t, environ, "doctor", "--json")
-	var findings []metadata.Finding
+	var findings []orchestrator.Finding
 	must(t, json.Unmarshal([]byte(full.stdout), &findings))
 	if full.code != 2 || len(findings) < 5 {
 		t.Errorf("%+v", full)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Elsewhere than on Linux, such as on an operator's macOS, the program has no plugin. It has the commands that need
@@ -48,6 +48,6 @@ func hideNodeFlags(flags *pflag.FlagSet) {
 
 func guestOf(config.Config) diagnose.Guest { return nil }
 
-func examineHost(context.Context, config.Config, []string, *slog.Logger) (node, restarts []func() []metadata.Finding) {
+func examineHost(context.Context, config.Config, []string, *slog.Logger) (node, restarts []func() []orchestrator.Finding) {
 	return nil, nil
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
@@ -70,7 +70,7 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 }
 
 // tracer returns the orchestrator of the settings, or nil.
-func tracer(cfg config.Config) metadata.Tracer {
+func tracer(cfg config.Config) orchestrator.Tracer {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewOperator(kubernetesOptions(cfg))
@@ -80,11 +80,11 @@ func tracer(cfg config.Config) metadata.Tracer {
 	return nil
 }
 
-func parseSubject(text string) (metadata.Subject, error) {
+func parseSubject(text string) (orchestrator.Subject, error) {
 	parts := strings.Split(text, "/")
 	for _, part := range parts {
 		if part == "" {
-			return metadata.Subject{}, usage(
+			return orchestrator.Subject{}, usage(
 				"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
 				text,
 			)
@@ -92,19 +92,19 @@ func parseSubject(text string) (metadata.Subject, error) {
 	}
 	switch {
 	case len(parts) == 3 && parts[0] == "pod":
-		return metadata.Subject{Pod: parts[1] + "/" + parts[2]}, nil
+		return orchestrator.Subject{Pod: parts[1] + "/" + parts[2]}, nil
 	case len(parts) == 2:
-		return metadata.Subject{Claim: text}, nil
+		return orchestrator.Subject{Claim: text}, nil
 	case len(parts) > 1:
-		return metadata.Subject{}, usage(
+		return orchestrator.Subject{}, usage(
 			"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
 			text,
 		)
 	}
 	if id, ok := diskname.ParseID(text); ok {
-		return metadata.Subject{VolumeID: id}, nil
+		return orchestrator.Subject{VolumeID: id}, nil
 	}
-	return metadata.Subject{Name: text}, nil
+	return orchestrator.Subject{Name: text}, nil
 }
 
 // printExplanation prints an explanation. Its first line alone says what to do.

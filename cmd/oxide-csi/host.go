@@ -24,8 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // The plugin runs on Linux. This file adds it to the program, with the commands for its host, and what doctor and
@@ -66,14 +66,14 @@ func guestOf(cfg config.Config) diagnose.Guest {
 // examineHost returns what doctor examines on this host: the node, if it is one, and the controller's restarts.
 func examineHost(
 	ctx context.Context, cfg config.Config, environ []string, log *slog.Logger,
-) (node, restarts []func() []metadata.Finding) {
+) (node, restarts []func() []orchestrator.Finding) {
 	if isNode(cfg, environ) {
-		node = append(node, func() []metadata.Finding {
+		node = append(node, func() []orchestrator.Finding {
 			return diagnose.ExamineNode(ctx, nodeToExamine(cfg, environ, log))
 		})
 	}
 	if socket, ok := controllerSocket(cfg, environ); ok {
-		restarts = append(restarts, func() []metadata.Finding { return examineRestarts(ctx, socket) })
+		restarts = append(restarts, func() []orchestrator.Finding { return examineRestarts(ctx, socket) })
 	}
 	return node, restarts
 }
@@ -126,7 +126,7 @@ func controllerSocket(cfg config.Config, environ []string) (path string, exists 
 }
 
 // examineRestarts asks the controller for its planned restarts, which only the controller knows.
-func examineRestarts(ctx context.Context, socket string) []metadata.Finding {
+func examineRestarts(ctx context.Context, socket string) []orchestrator.Finding {
 	plugin, err := client.New(client.Options{Controller: socket, Node: socket})
 	if err != nil {
 		return diagnose.RestartsUnknown(socket, err)

@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const orphansHelp = `orphans lists the disks, snapshots and records of this cluster on the rack that no PersistentVolume, no
@@ -89,7 +89,7 @@ func orphansCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 }
 
 // inventorist returns the orchestrator of the settings.
-func inventorist(cfg config.Config) (metadata.Inventorist, error) {
+func inventorist(cfg config.Config) (orchestrator.Inventorist, error) {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewOperator(kubernetesOptions(cfg)), nil

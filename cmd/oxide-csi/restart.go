@@ -20,6 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // plannedRestarts returns the options for planned restarts, or nil in attach mode hot. The configuration is valid.
@@ -84,7 +85,7 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 }
 
 // newRequester returns what the controller uses to request restarts of nodes. It returns nil without an orchestrator.
-func newRequester(cfg config.Config) metadata.RestartRequester {
+func newRequester(cfg config.Config) orchestrator.RestartRequester {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewRestarts(kubernetesOptions(cfg))
@@ -96,7 +97,7 @@ func newRequester(cfg config.Config) metadata.RestartRequester {
 
 // newSelfReporter returns what the controller uses to publish events about itself. It returns nil without Kubernetes: a
 // plugin cannot write events of its own allocation in Nomad.
-func newSelfReporter(cfg config.Config) metadata.SelfReporter {
+func newSelfReporter(cfg config.Config) orchestrator.SelfReporter {
 	if cfg.Orchestrator() != config.MetadataKubernetes {
 		return nil
 	}
@@ -113,7 +114,7 @@ func newOrchestrator(cfg config.Config) controller.Orchestrator {
 }
 
 // newListener returns what the node uses to receive restart requests. It returns nil without an orchestrator.
-func newListener(cfg config.Config, instanceID string) metadata.RestartListener {
+func newListener(cfg config.Config, instanceID string) orchestrator.RestartListener {
 	switch cfg.Orchestrator() {
 	case config.MetadataKubernetes:
 		return kubernetes.NewListener(kubernetesOptions(cfg))

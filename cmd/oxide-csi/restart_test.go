@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -85,19 +85,19 @@ func (g *guestNode) boot(id string) (*exec.Cmd, *simtest.Output) {
 // that the node is back. The guest has other processes beside the plugin.
 func TestPlannedRestart(t *testing.T) {
 	g := newGuestNode(t)
-	restart := metadata.NewRestartID(time.Now())
+	restart := orchestrator.NewRestartID(time.Now())
 	g.api.RequestRestart(restart)
 	first, output := g.boot("first")
 	_ = first.Wait() // the exit code is checked next
 	if code := first.ProcessState.ExitCode(); code != 42 {
 		t.Fatalf("the guest has ended with code %d: %s", code, output)
 	}
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "first"}
 	if got := g.api.RestartReply(restart); got != accepted {
 		t.Errorf("the reply is %+v, want %+v", got, accepted)
 	}
 	g.boot("second")
-	want := metadata.RestartReply{State: metadata.RestartBack, Boot: "second"}
+	want := orchestrator.RestartReply{State: orchestrator.RestartBack, Boot: "second"}
 	eventually(t, "the plugin replies that the node is back", func() bool { return g.api.RestartReply(restart) == want })
 }
 
@@ -111,16 +111,16 @@ func TestPlannedRestartOfAnotherInstance(t *testing.T) {
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, []byte(content+"\n"), 0o600))
 	}
-	restart := metadata.NewRestartID(time.Now())
+	restart := orchestrator.NewRestartID(time.Now())
 	g.api.RequestRestart(restart)
 	g.boot("only")
-	var reply metadata.RestartReply
+	var reply orchestrator.RestartReply
 	eventually(t, "the plugin replies", func() bool {
 		reply = g.api.RestartReply(restart)
-		return reply.State != metadata.RestartUnanswered
+		return reply.State != orchestrator.RestartUnanswered
 	})
 	want := "this guest is instance " + firmware + " by its firmware, and instance " + instanceID + " by its configuration"
-	if reply.State != metadata.RestartRefused || !strings.Contains(reply.Reason, want) {
+	if reply.State != orchestrator.RestartRefused || !strings.Contains(reply.Reason, want) {
 		t.Errorf("the reply is %+v, want a refusal that says %q", reply, want)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // TestEncryptedVolume goes as far as a kernel without device-mapper does: mount makes the header and cannot open it, or
@@ -65,7 +65,7 @@ func TestEncryptedVolume(t *testing.T) {
 		"WrongPassphrase": h.fails(t, 5, "volume", "mount", id, target,
 			"--passphrase-file="+key+".wrong", "--previous-passphrase-file="+key+".other"),
 	} {
-		facts := diagnose.Facts{Trace: metadata.Trace{Messages: []metadata.TraceMessage{{Text: said}}}}
+		facts := diagnose.Facts{Trace: orchestrator.Trace{Messages: []orchestrator.TraceMessage{{Text: said}}}}
 		if got := diagnose.Verdict(facts).Reason; got != reason {
 			t.Errorf("the verdict on %q is %s, want %s", said, got, reason)
 		}

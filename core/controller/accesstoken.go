@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // tokenWarnings are the times before a token's expiry at which the log warns, longest first.
@@ -71,7 +71,7 @@ func earliest(tokens []rack.AccessToken, of func(rack.AccessToken) time.Time) (f
 // tokenWatch is what [Service.WatchToken] has logged about one rack.
 type tokenWatch struct {
 	rack string
-	self metadata.SelfReporter // may be nil
+	self orchestrator.SelfReporter // may be nil
 	log  *slog.Logger
 	// warned is the last of [tokenWarnings] that was logged for a token, by the token's ID.
 	warned map[string]time.Duration
@@ -110,7 +110,7 @@ func (w *tokenWatch) publish(ctx context.Context, token rack.AccessToken, tokens
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	report := metadata.Report{Event: metadata.EventTokenExpires, Message: fmt.Sprintf(
+	report := orchestrator.Report{Event: orchestrator.EventTokenExpires, Message: fmt.Sprintf(
 		"rack %s, token ID %s, expiry %s: %s",
 		w.rack, token.ID, token.Expires.UTC().Format(time.RFC3339), expiryMessage(tokens))}
 	if err := w.self.ReportSelf(ctx, report); err != nil {

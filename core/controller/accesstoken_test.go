@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -47,7 +47,7 @@ type selfEvents struct {
 	fail   error
 }
 
-func (e *selfEvents) ReportSelf(_ context.Context, report metadata.Report) error {
+func (e *selfEvents) ReportSelf(_ context.Context, report orchestrator.Report) error {
 	if e.fail == nil {
 		e.counts[report.Event.Reason+": "+report.Message]++
 	}

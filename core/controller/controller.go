@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Service is the CSI Controller service. It calls the racks' APIs and never touches a device.
@@ -49,8 +49,8 @@ type Service struct {
 	orchestrator Orchestrator
 	otherWait    time.Duration
 	// claims publishes what volumes wait for. It is nil if the orchestrator has no claims.
-	claims  metadata.ClaimReporter
-	self    metadata.SelfReporter
+	claims  orchestrator.ClaimReporter
+	self    orchestrator.SelfReporter
 	metrics *metrics.Metrics
 	log     *slog.Logger
 }
@@ -88,7 +88,7 @@ type Options struct {
 	// Orchestrator tells which nodes may use a volume. It is nil for one that never leaves an unpublish out.
 	Orchestrator Orchestrator
 	// Self publishes that a token expires. It may be nil.
-	Self metadata.SelfReporter
+	Self orchestrator.SelfReporter
 	// Metrics receives the number of volumes. It may be nil.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
@@ -117,7 +117,7 @@ func New(opts Options) *Service {
 	c.expanders = c.newExpanders()
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
-		c.claims, _ = opts.Restarts.Requester.(metadata.ClaimReporter)
+		c.claims, _ = opts.Restarts.Requester.(orchestrator.ClaimReporter)
 	}
 	return c
 }

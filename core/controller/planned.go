@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // PlannedRestarts configure attach mode restart.
@@ -213,7 +213,7 @@ func (c rackController) reportWait(ctx context.Context, disk rack.Disk, why stri
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	report := metadata.Report{Event: metadata.EventWaitsForRestart, Message: why}
+	report := orchestrator.Report{Event: orchestrator.EventWaitsForRestart, Message: why}
 	if err := c.claims.ReportClaim(ctx, volume, claim, report); err != nil {
 		c.log.Warn(
 			"could not deliver a report about a claim",

@@ -18,7 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -65,23 +65,23 @@ func (o *losingOrchestrator) Request(ctx context.Context, instance, id string) e
 	return o.rig.halt(instance)
 }
 
-func (o *losingOrchestrator) Reply(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+func (o *losingOrchestrator) Reply(ctx context.Context, instance, id string) (orchestrator.RestartReply, error) {
 	if err := o.call(ctx, "Reply", instance); err != nil {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.asked[instance] != id {
-		return metadata.RestartReply{}, nil
+		return orchestrator.RestartReply{}, nil
 	}
 	instanceNow, err := o.rig.SDK.InstanceView(ctx, oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
 	if err == nil && instanceNow.RunState == oxide.InstanceStateRunning && instance != o.lost {
-		return metadata.RestartReply{State: metadata.RestartBack}, nil
+		return orchestrator.RestartReply{State: orchestrator.RestartBack}, nil
 	}
-	return metadata.RestartReply{State: metadata.RestartAccepted}, err
+	return orchestrator.RestartReply{State: orchestrator.RestartAccepted}, err
 }
 
-func (o *losingOrchestrator) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+func (o *losingOrchestrator) Withdraw(ctx context.Context, instance, id string) (orchestrator.RestartReply, error) {
 	return o.Reply(ctx, instance, id)
 }
 
@@ -89,7 +89,7 @@ func (o *losingOrchestrator) Forget(ctx context.Context, instance, _ string) err
 	return o.call(ctx, "Forget", instance)
 }
 
-func (o *losingOrchestrator) Report(context.Context, string, metadata.Report) error {
+func (o *losingOrchestrator) Report(context.Context, string, orchestrator.Report) error {
 	return nil
 }
 

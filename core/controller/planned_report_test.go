@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -80,7 +80,7 @@ type claims struct {
 	reports chan string
 }
 
-func (c claims) ReportClaim(_ context.Context, volume, claim string, report metadata.Report) error {
+func (c claims) ReportClaim(_ context.Context, volume, claim string, report orchestrator.Report) error {
 	c.reports <- fmt.Sprint(volume, " of ", claim, ": ", report.Event.Reason, ": ", report.Message)
 	return nil
 }
@@ -134,7 +134,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
 		}, restart.ReasonSelf, "does not know yet"},
 		{"the refusal of the node", func(o *coretest.Options) {
-			refuse := fixedReply{newGuests(), metadata.RestartReply{State: metadata.RestartRefused, Reason: "graceful node shutdown is on"}}
+			refuse := fixedReply{newGuests(), orchestrator.RestartReply{State: orchestrator.RestartRefused, Reason: "graceful node shutdown is on"}}
 			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
 		}, restart.ReasonRefused, "graceful node shutdown is on; next attempt after"},
 		{"a guest that hangs", func(o *coretest.Options) {
@@ -187,12 +187,12 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 // fixedReply are guests that give the same reply to every request and keep running.
 type fixedReply struct {
 	*guests
-	answer metadata.RestartReply
+	answer orchestrator.RestartReply
 }
 
 // hangingGuests accept every request and keep running.
 func hangingGuests() fixedReply {
-	return fixedReply{newGuests(), metadata.RestartReply{State: metadata.RestartAccepted}}
+	return fixedReply{newGuests(), orchestrator.RestartReply{State: orchestrator.RestartAccepted}}
 }
 
 func (a fixedReply) Request(_ context.Context, instance, id string) error {
@@ -202,7 +202,7 @@ func (a fixedReply) Request(_ context.Context, instance, id string) error {
 	return nil
 }
 
-func (a fixedReply) Reply(context.Context, string, string) (metadata.RestartReply, error) {
+func (a fixedReply) Reply(context.Context, string, string) (orchestrator.RestartReply, error) {
 	return a.answer, nil
 }
 

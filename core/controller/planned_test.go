@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -744,12 +744,12 @@ type guests struct {
 
 	mu      sync.Mutex
 	asked   map[string]string // restart ID by instance
-	answers map[string]metadata.RestartReply
-	reports []metadata.Report
+	answers map[string]orchestrator.RestartReply
+	reports []orchestrator.Report
 }
 
 func newGuests() *guests {
-	return &guests{asked: map[string]string{}, answers: map[string]metadata.RestartReply{}}
+	return &guests{asked: map[string]string{}, answers: map[string]orchestrator.RestartReply{}}
 }
 
 func (g *guests) Request(ctx context.Context, instance, id string) error {
@@ -758,35 +758,35 @@ func (g *guests) Request(ctx context.Context, instance, id string) error {
 	if g.asked[instance] == id {
 		return nil
 	}
-	g.asked[instance], g.answers[instance] = id, metadata.RestartReply{State: metadata.RestartAccepted}
+	g.asked[instance], g.answers[instance] = id, orchestrator.RestartReply{State: orchestrator.RestartAccepted}
 	if g.refusal != "" {
-		g.answers[instance] = metadata.RestartReply{State: metadata.RestartRefused, Reason: g.refusal}
+		g.answers[instance] = orchestrator.RestartReply{State: orchestrator.RestartRefused, Reason: g.refusal}
 		return nil
 	}
 	return g.r.Sim.Halt(ctx, instance)
 }
 
-func (g *guests) Reply(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+func (g *guests) Reply(ctx context.Context, instance, id string) (orchestrator.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[instance] != id {
-		return metadata.RestartReply{}, nil
+		return orchestrator.RestartReply{}, nil
 	}
 	calls, err := g.r.Sim.Calls(ctx)
-	if err == nil && calls.Counts["instance_start"] > 0 && g.answers[instance].State == metadata.RestartAccepted {
-		g.answers[instance] = metadata.RestartReply{State: metadata.RestartBack}
+	if err == nil && calls.Counts["instance_start"] > 0 && g.answers[instance].State == orchestrator.RestartAccepted {
+		g.answers[instance] = orchestrator.RestartReply{State: orchestrator.RestartBack}
 	}
 	return g.answers[instance], err
 }
 
-func (g *guests) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
+func (g *guests) Withdraw(_ context.Context, instance, id string) (orchestrator.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[instance] != id {
-		return metadata.RestartReply{}, nil
+		return orchestrator.RestartReply{}, nil
 	}
 	said := g.answers[instance]
-	if said.State != metadata.RestartAccepted {
+	if said.State != orchestrator.RestartAccepted {
 		delete(g.asked, instance)
 	}
 	return said, nil
@@ -801,7 +801,7 @@ func (g *guests) Forget(_ context.Context, instance, id string) error {
 	return nil
 }
 
-func (g *guests) Report(_ context.Context, _ string, report metadata.Report) error {
+func (g *guests) Report(_ context.Context, _ string, report orchestrator.Report) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reports = append(g.reports, report)

@@ -24,7 +24,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -692,8 +692,8 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 	r.published(t, volume, node)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !slices.ContainsFunc(g.reports, func(report metadata.Report) bool {
-		return report.Event == metadata.EventRestartNotStarted
+	if !slices.ContainsFunc(g.reports, func(report orchestrator.Report) bool {
+		return report.Event == orchestrator.EventRestartNotStarted
 	}) {
 		t.Errorf("the problem is not reported: %v", g.reports)
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Rack is the part of [rack.Client] that an [Engine] uses.
@@ -77,9 +77,9 @@ type Options struct {
 	MaxDisks int
 	Policy   Policy
 	Shutdown Shutdown
-	// Requester reaches the node plugins. It may be nil if Shutdown is Hard, and must be a [metadata.Drainer] if it is
+	// Requester reaches the node plugins. It may be nil if Shutdown is Hard, and must be a [orchestrator.Drainer] if it is
 	// Drain.
-	Requester metadata.RestartRequester
+	Requester orchestrator.RestartRequester
 	// Self returns the instance that this process runs on, or "" if it runs on none. False means that the instance is
 	// not known yet. A nil Self means that the process runs on none.
 	Self func() (instanceID string, known bool)
@@ -140,7 +140,7 @@ const (
 type Engine struct {
 	rack         Rack
 	opts         Options
-	orchestrator orchestrator
+	orchestrator carrier
 	clock        clock
 	holder       string
 	// newID returns the ID of a new restart.
@@ -233,10 +233,10 @@ func New(r Rack, opts Options) *Engine {
 	return &Engine{
 		rack:         r,
 		opts:         opts,
-		orchestrator: orchestrator{opts.Requester},
+		orchestrator: carrier{opts.Requester},
 		clock:        wallClock{},
 		holder:       newID(),
-		newID:        func() string { return metadata.NewRestartID(time.Now()) },
+		newID:        func() string { return orchestrator.NewRestartID(time.Now()) },
 		wake:         make(chan struct{}, 1),
 		retiring:     make(chan struct{}),
 		retired:      make(chan struct{}),

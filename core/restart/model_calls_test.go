@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // modelView is the rack and the orchestrator as the current activity sees them.
@@ -337,32 +337,32 @@ func (v *modelView) Request(_ context.Context, instance, id string) error {
 			m.fail("instance %s is asked to shut down before its node is drained", instance)
 		}
 		if i.request != id {
-			i.request, i.reply = id, metadata.RestartReply{}
+			i.request, i.reply = id, orchestrator.RestartReply{}
 		}
 		return nothing{}, nil
 	})
 	return err
 }
 
-func (v *modelView) Reply(_ context.Context, instance, id string) (metadata.RestartReply, error) {
-	return call(v, ask("answer "+instance), func(m *model) (metadata.RestartReply, error) {
+func (v *modelView) Reply(_ context.Context, instance, id string) (orchestrator.RestartReply, error) {
+	return call(v, ask("answer "+instance), func(m *model) (orchestrator.RestartReply, error) {
 		i, err := m.reach(instance)
 		if err != nil || i.request != id {
-			return metadata.RestartReply{}, err
+			return orchestrator.RestartReply{}, err
 		}
 		return i.reply, nil
 	})
 }
 
-func (v *modelView) Withdraw(_ context.Context, instance, id string) (metadata.RestartReply, error) {
-	return call(v, askFor("withdraw "+instance), func(m *model) (metadata.RestartReply, error) {
+func (v *modelView) Withdraw(_ context.Context, instance, id string) (orchestrator.RestartReply, error) {
+	return call(v, askFor("withdraw "+instance), func(m *model) (orchestrator.RestartReply, error) {
 		i, err := m.reach(instance)
 		if err != nil || i.request != id {
-			return metadata.RestartReply{}, err
+			return orchestrator.RestartReply{}, err
 		}
 		said := i.reply
-		if said.State != metadata.RestartAccepted {
-			i.request, i.reply = "", metadata.RestartReply{}
+		if said.State != orchestrator.RestartAccepted {
+			i.request, i.reply = "", orchestrator.RestartReply{}
 		}
 		return said, nil
 	})
@@ -372,14 +372,14 @@ func (v *modelView) Forget(_ context.Context, instance, id string) error {
 	_, err := call(v, askFor("forget "+instance), func(m *model) (nothing, error) {
 		i, err := m.reach(instance)
 		if err == nil && i.request == id {
-			i.request, i.reply = "", metadata.RestartReply{}
+			i.request, i.reply = "", orchestrator.RestartReply{}
 		}
 		return nothing{}, err
 	})
 	return err
 }
 
-func (v *modelView) Report(context.Context, string, metadata.Report) error { return nil }
+func (v *modelView) Report(context.Context, string, orchestrator.Report) error { return nil }
 
 func (v *modelView) Drain(_ context.Context, instance, _ string) (left []string, err error) {
 	return call(v, askFor("drain "+instance), func(m *model) ([]string, error) {

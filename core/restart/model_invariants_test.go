@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // check fails if a promise is broken in this state.
@@ -117,7 +117,7 @@ func (m *model) recordsSettled() bool {
 // has no effect any more.
 func (m *model) atRest(i *modelInstance) bool {
 	return i.run == rack.Running &&
-		(i.guest == guestLost || i.drain == drainNone && (i.request == "" || i.reply.State == metadata.RestartBack))
+		(i.guest == guestLost || i.drain == drainNone && (i.request == "" || i.reply.State == orchestrator.RestartBack))
 }
 
 // stays reports whether what is wanted of a volume may stay undone: it needs a lost node, or it is the deletion of a

@@ -16,7 +16,7 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // abandoned is the panic that ends the goroutine of an activity when its run is over or its process was killed.
@@ -521,14 +521,14 @@ func (m *model) instanceOptions(i *modelInstance) {
 		m.add("running", i.id, func() {
 			i.run, i.down, i.stoppedByOwner, i.ownerStarts, i.guest = rack.Running, false, false, false, guestUp
 			switch {
-			case i.reply.State == metadata.RestartAccepted:
+			case i.reply.State == orchestrator.RestartAccepted:
 				i.reply.State = "booted"
 			case i.reply.State == "" && m.mode == modeHot:
 				i.request = "" // older than the guest's boot, so its node plugin ignores it
 			}
 		})
 	case running && i.guest == guestUp && i.reply.State == "booted":
-		m.add("back", i.id, func() { i.reply.State = metadata.RestartBack })
+		m.add("back", i.id, func() { i.reply.State = orchestrator.RestartBack })
 	case running && i.guest == guestHalts, running && i.guest == guestHangs:
 		m.add("halted", i.id, func() { i.run, i.guest = rack.Stopped, guestUp })
 	case running && i.guest == guestUp && i.request != "" && i.reply.State == "":
@@ -550,10 +550,10 @@ func (m *model) instanceOptions(i *modelInstance) {
 // requestOptions are a guest's answers to a request.
 func (m *model) requestOptions(i *modelInstance) {
 	accepts := func(g guest) func() {
-		return func() { i.reply.State, i.guest, i.down = metadata.RestartAccepted, g, true }
+		return func() { i.reply.State, i.guest, i.down = orchestrator.RestartAccepted, g, true }
 	}
 	m.add("accepts", i.id, accepts(guestHalts))
-	m.fault("refuses", "refuses", i.id, func() { i.reply.State = metadata.RestartRefused })
+	m.fault("refuses", "refuses", i.id, func() { i.reply.State = orchestrator.RestartRefused })
 	m.fault("hangs", "accepts and hangs", i.id, accepts(guestHangs))
 	m.fault("silent", "says nothing", i.id, func() { i.guest = guestSilent })
 }

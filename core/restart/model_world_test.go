@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // guest is the state of an instance's guest.
@@ -53,7 +53,7 @@ type modelInstance struct {
 	ownerStarts, ownerActed bool
 	// request is the ID of the restart that its node plugin is asked for.
 	request string
-	reply   metadata.RestartReply
+	reply   orchestrator.RestartReply
 }
 
 type modelDisk struct {

@@ -8,53 +8,53 @@ import (
 	"context"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// orchestrator calls the orchestrator, each time within half of the time that the caller has left. So a call that hangs
+// carrier calls the orchestrator, each time within half of the time that the caller has left. So a call that hangs
 // leaves time to record on the rack what follows from that. It is not for [Hard], which calls no orchestrator.
-type orchestrator struct{ requester metadata.RestartRequester }
+type carrier struct{ requester orchestrator.RestartRequester }
 
-func (o orchestrator) request(ctx context.Context, h *heldRestart) error {
+func (o carrier) request(ctx context.Context, h *heldRestart) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return o.requester.Request(ctx, h.record.Instance, h.record.ID)
 }
 
-func (o orchestrator) reply(ctx context.Context, h *heldRestart) (metadata.RestartReply, error) {
+func (o carrier) reply(ctx context.Context, h *heldRestart) (orchestrator.RestartReply, error) {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return o.requester.Reply(ctx, h.record.Instance, h.record.ID)
 }
 
-func (o orchestrator) withdraw(ctx context.Context, h *heldRestart) (metadata.RestartReply, error) {
+func (o carrier) withdraw(ctx context.Context, h *heldRestart) (orchestrator.RestartReply, error) {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return o.requester.Withdraw(ctx, h.record.Instance, h.record.ID)
 }
 
-func (o orchestrator) forget(ctx context.Context, h *heldRestart) error {
+func (o carrier) forget(ctx context.Context, h *heldRestart) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return o.requester.Forget(ctx, h.record.Instance, h.record.ID)
 }
 
-func (o orchestrator) report(ctx context.Context, h *heldRestart, report metadata.Report) error {
+func (o carrier) report(ctx context.Context, h *heldRestart, report orchestrator.Report) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return o.requester.Report(ctx, h.record.Instance, report)
 }
 
-// drain is for [Drain], whose requester is a [metadata.Drainer].
-func (o orchestrator) drain(ctx context.Context, h *heldRestart) (left []string, err error) {
+// drain is for [Drain], whose requester is a [orchestrator.Drainer].
+func (o carrier) drain(ctx context.Context, h *heldRestart) (left []string, err error) {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
-	return o.requester.(metadata.Drainer).Drain(ctx, h.record.Instance, h.record.ID)
+	return o.requester.(orchestrator.Drainer).Drain(ctx, h.record.Instance, h.record.ID)
 }
 
 // undrain does nothing if the orchestrator drains no nodes.
-func (o orchestrator) undrain(ctx context.Context, h *heldRestart) error {
-	drainer, ok := o.requester.(metadata.Drainer)
+func (o carrier) undrain(ctx context.Context, h *heldRestart) error {
+	drainer, ok := o.requester.(orchestrator.Drainer)
 	if !ok {
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Observation holds measurements for metrics.
@@ -51,7 +51,7 @@ func (e *Engine) observe(ended string, down time.Duration) {
 }
 
 // reportProblem reports a problem to the node's operators once, and shows it in the errors of waiting RPCs.
-func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event metadata.Event, message string) {
+func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event orchestrator.Event, message string) {
 	h.problem = message
 	if h.reported == event.Reason {
 		return
@@ -68,10 +68,10 @@ func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event metada
 		"problem",
 		message,
 	)
-	e.sendReport(ctx, h, metadata.Report{Event: event, Message: message})
+	e.sendReport(ctx, h, orchestrator.Report{Event: event, Message: message})
 }
 
-func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report metadata.Report) {
+func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report orchestrator.Report) {
 	if e.opts.Requester == nil {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // stage is the progress of a restart.
@@ -304,8 +304,8 @@ func (e *Engine) requestShutdown(ctx context.Context, h *heldRestart) error {
 		}
 		return err
 	}
-	e.sendReport(ctx, h, metadata.Report{
-		Event: metadata.EventRestartPlanned, Message: "restarting the instance to change its disks",
+	e.sendReport(ctx, h, orchestrator.Report{
+		Event: orchestrator.EventRestartPlanned, Message: "restarting the instance to change its disks",
 	})
 	e.enterStage(h, stageReply)
 	return nil
@@ -323,7 +323,7 @@ func (e *Engine) drain(ctx context.Context, h *heldRestart) (bool, error) {
 		return false, e.cancelRestart(
 			ctx,
 			h,
-			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, metadata.Some(left)),
+			fmt.Sprintf("it was not drained within %s: %s", e.opts.HaltTimeout, orchestrator.Some(left)),
 		)
 	}
 	return false, err
@@ -339,10 +339,10 @@ func (e *Engine) awaitReply(ctx context.Context, h *heldRestart) error {
 		return err
 	}
 	switch reply.State {
-	case metadata.RestartAccepted, metadata.RestartBack:
+	case orchestrator.RestartAccepted, orchestrator.RestartBack:
 		e.enterStage(h, stageStopping)
 		return nil
-	case metadata.RestartRefused:
+	case orchestrator.RestartRefused:
 		return e.cancelRestart(ctx, h, "its node plugin refuses: "+reply.Reason)
 	}
 	if e.stageLasted(timerReply, h, replyTimeout) {
@@ -378,7 +378,7 @@ func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
 	switch {
 	case err != nil:
 		return e.unreachable(ctx, h, timerBack, backTimeout, err)
-	case reply.State == metadata.RestartAccepted:
+	case reply.State == orchestrator.RestartAccepted:
 		e.enterStage(h, stageStopping)
 		return nil
 	}
@@ -396,7 +396,7 @@ func (e *Engine) unreachable(
 	cause error,
 ) error {
 	if h.record.Stuck {
-		planned, known := metadata.RestartPlannedAt(h.record.ID)
+		planned, known := orchestrator.RestartPlannedAt(h.record.ID)
 		if known && e.clock.Passed(timerOutdated, h.record.ID, planned, requestOutdated) {
 			e.recordRefusal(ctx, h, "its node plugin cannot be reached: "+cause.Error())
 			return errors.Join(cause, e.finish(ctx, h))
@@ -417,7 +417,7 @@ func (e *Engine) setStuck(ctx context.Context, h *heldRestart, why string) error
 	if h.record.Stuck {
 		return nil
 	}
-	e.reportProblem(ctx, h, metadata.EventRestartStuck, why)
+	e.reportProblem(ctx, h, orchestrator.EventRestartStuck, why)
 	h.record.Stuck = true
 	_, err := e.renewRecord(ctx, h)
 	return err
@@ -427,7 +427,7 @@ func (e *Engine) setStuck(ctx context.Context, h *heldRestart, why string) error
 func (e *Engine) recordRefusal(ctx context.Context, h *heldRestart, why string) {
 	e.refusals[h.record.Instance] = refusal{since: e.clock.Now(), reason: why}
 	e.recordFailure(h.record.Instance, why)
-	e.reportProblem(ctx, h, metadata.EventRestartRefused, why)
+	e.reportProblem(ctx, h, orchestrator.EventRestartRefused, why)
 	e.observe(Refused, 0)
 }
 
@@ -469,18 +469,18 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 		return e.unreachable(ctx, h, timerHalt, e.opts.HaltTimeout, err)
 	}
 	switch {
-	case reply.State == metadata.RestartBack && h.recovering:
+	case reply.State == orchestrator.RestartBack && h.recovering:
 		return e.finish(ctx, h)
-	case reply.State == metadata.RestartBack:
+	case reply.State == orchestrator.RestartBack:
 		e.recordRefusal(ctx, h, "its guest rebooted instead of powering off: check --restart-poweroff on its node plugin")
 		return e.finish(ctx, h)
-	case reply.State != metadata.RestartAccepted:
+	case reply.State != orchestrator.RestartAccepted:
 		return e.cancelRestart(ctx, h, "its node plugin withdrew its acceptance")
 	case e.stageLasted(timerHalt, h, e.opts.HaltTimeout):
 		e.reportProblem(
 			ctx,
 			h,
-			metadata.EventRestartHangs,
+			orchestrator.EventRestartHangs,
 			fmt.Sprintf(
 				"the guest accepted but has not halted within %s: check its console, and stop the instance if it hangs",
 				e.opts.HaltTimeout,
@@ -673,7 +673,7 @@ func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordS
 	h.attached = nil
 	if err := e.yield(ctx, id, attached, records.all); err != nil {
 		if !h.ownersStop && (errors.Is(err, rack.ErrConflict) || e.stageLasted(timerApply, h, applyTimeout)) {
-			e.reportProblem(ctx, h, metadata.EventRestartWaitsForDisk, "not started: "+err.Error())
+			e.reportProblem(ctx, h, orchestrator.EventRestartWaitsForDisk, "not started: "+err.Error())
 		}
 		return err
 	}
@@ -779,7 +779,7 @@ func (e *Engine) start(ctx context.Context, h *heldRestart) error {
 		e.reportProblem(
 			ctx,
 			h,
-			metadata.EventRestartNotStarted,
+			orchestrator.EventRestartNotStarted,
 			"the rack does not start the stopped instance, retrying: "+err.Error(),
 		)
 		return err
@@ -794,15 +794,15 @@ func (e *Engine) awaitBack(ctx context.Context, h *heldRestart) error {
 	}
 	reply, err := e.orchestrator.reply(ctx, h)
 	switch {
-	case err == nil && reply.State == metadata.RestartBack:
+	case err == nil && reply.State == orchestrator.RestartBack:
 		return e.finish(ctx, h)
-	case err == nil && reply.State == metadata.RestartUnanswered:
+	case err == nil && reply.State == orchestrator.RestartUnanswered:
 		return e.finishUnanswered(ctx, h)
 	case e.stageLasted(timerBack, h, backTimeout):
 		e.reportProblem(
 			ctx,
 			h,
-			metadata.EventRestartNotBack,
+			orchestrator.EventRestartNotBack,
 			fmt.Sprintf("the instance runs, but its node plugin did not report back within %s: check the node", backTimeout),
 		)
 		return e.finish(ctx, h)
@@ -817,7 +817,7 @@ func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
 	switch {
 	case err != nil:
 		return e.unreachable(ctx, h, timerBack, backTimeout, err)
-	case reply.State == metadata.RestartAccepted:
+	case reply.State == orchestrator.RestartAccepted:
 		e.enterStage(h, stageStopping)
 		return nil
 	}
@@ -886,7 +886,7 @@ func (e *Engine) finish(ctx context.Context, h *heldRestart) error {
 		e.reportProblem(
 			ctx,
 			h,
-			metadata.EventRestartNotUndrained,
+			orchestrator.EventRestartNotUndrained,
 			"the node takes no workloads yet, allow them by hand: "+err.Error(),
 		)
 	}

@@ -15,19 +15,19 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // lostNode is an orchestrator that does not know the node any more.
-type lostNode struct{ metadata.RestartRequester }
+type lostNode struct{ orchestrator.RestartRequester }
 
 var errLost = errors.New("no node has this instance")
 
-func (lostNode) Reply(context.Context, string, string) (metadata.RestartReply, error) {
-	return metadata.RestartReply{}, errLost
+func (lostNode) Reply(context.Context, string, string) (orchestrator.RestartReply, error) {
+	return orchestrator.RestartReply{}, errLost
 }
-func (lostNode) Forget(context.Context, string, string) error          { return errLost }
-func (lostNode) Report(context.Context, string, metadata.Report) error { return errLost }
+func (lostNode) Forget(context.Context, string, string) error              { return errLost }
+func (lostNode) Report(context.Context, string, orchestrator.Report) error { return errLost }
 
 // erasing is a rack that only deletes records.
 type erasing struct {
@@ -64,12 +64,12 @@ func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 // cannotWithdraw is an orchestrator in which no request can be withdrawn any more.
 type cannotWithdraw struct{ lostNode }
 
-func (cannotWithdraw) Reply(context.Context, string, string) (metadata.RestartReply, error) {
-	return metadata.RestartReply{}, nil
+func (cannotWithdraw) Reply(context.Context, string, string) (orchestrator.RestartReply, error) {
+	return orchestrator.RestartReply{}, nil
 }
 
-func (cannotWithdraw) Withdraw(context.Context, string, string) (metadata.RestartReply, error) {
-	return metadata.RestartReply{}, errLost
+func (cannotWithdraw) Withdraw(context.Context, string, string) (orchestrator.RestartReply, error) {
+	return orchestrator.RestartReply{}, errLost
 }
 
 // A started instance whose request cannot be withdrawn does not keep the slot for ever.
@@ -115,7 +115,7 @@ func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
 		e := New(r, Options{Shutdown: Drain, Requester: d, Log: slog.New(slog.DiscardHandler)})
 		planned := time.Now().Add(-test.age)
 		h := &heldRestart{
-			record: restartRecord{ID: metadata.NewRestartID(planned), Instance: "i", recordID: "r", Stuck: true},
+			record: restartRecord{ID: orchestrator.NewRestartID(planned), Instance: "i", recordID: "r", Stuck: true},
 			stage:  stageCancelling,
 			since:  planned,
 		}

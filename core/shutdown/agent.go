@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -45,7 +45,7 @@ type PowerOffMethod interface {
 
 // Agent replies to the planned restarts of its guest.
 type Agent struct {
-	listener metadata.RestartListener
+	listener orchestrator.RestartListener
 	method   PowerOffMethod
 	// bootID is the boot ID of the guest.
 	bootID string
@@ -63,7 +63,7 @@ type Agent struct {
 // New returns an agent. bootIDFile holds the boot ID: on Linux that is /proc/sys/kernel/random/boot_id. uptime returns
 // how long ago the guest booted, see [Uptime].
 func New(
-	listener metadata.RestartListener,
+	listener orchestrator.RestartListener,
 	method PowerOffMethod,
 	bootIDFile string,
 	uptime func() (time.Duration, error),
@@ -136,13 +136,13 @@ func (a *Agent) handleRequest(ctx context.Context) error {
 	if err != nil || restart == "" {
 		return err
 	}
-	planned, ok := metadata.RestartPlannedAt(restart)
+	planned, ok := orchestrator.RestartPlannedAt(restart)
 	if !ok {
 		a.ignore(restart, errors.New("no controller has planned it: it is not the ID of a restart"))
 		return nil
 	}
 	switch {
-	case sent.State == metadata.RestartUnanswered:
+	case sent.State == orchestrator.RestartUnanswered:
 		err := checkAge(planned)
 		if err == nil {
 			err = a.checkBoot(planned)
@@ -152,13 +152,13 @@ func (a *Agent) handleRequest(ctx context.Context) error {
 		}
 		if err != nil {
 			a.log.Warn("refused a planned restart", "restart_id", restart, "reason", err)
-			return a.reply(ctx, restart, metadata.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
+			return a.reply(ctx, restart, orchestrator.RestartRefused, strings.Join(strings.Fields(err.Error()), " "))
 		}
 		return a.powerOff(ctx, restart)
-	case sent.State == metadata.RestartAccepted && sent.Boot != a.bootID:
+	case sent.State == orchestrator.RestartAccepted && sent.Boot != a.bootID:
 		a.log.Info("back after a planned restart", "restart_id", restart)
-		return a.reply(ctx, restart, metadata.RestartBack, "")
-	case sent.State == metadata.RestartAccepted:
+		return a.reply(ctx, restart, orchestrator.RestartBack, "")
+	case sent.State == orchestrator.RestartAccepted:
 		// Accepted by an earlier process, or in a call whose answer was lost. An accepted restart is carried out, but not
 		// hours later: the power-off may have failed, or the plugin may have been away.
 		if err := checkAge(planned); err != nil {
@@ -217,7 +217,7 @@ func (a *Agent) powerOff(ctx context.Context, restart string) error {
 	if a.poweringOff == restart {
 		return nil
 	}
-	if err := a.reply(ctx, restart, metadata.RestartAccepted, ""); err != nil {
+	if err := a.reply(ctx, restart, orchestrator.RestartAccepted, ""); err != nil {
 		return err
 	}
 	a.log.Info("powering the guest off for a planned restart", "restart_id", restart)
@@ -228,6 +228,6 @@ func (a *Agent) powerOff(ctx context.Context, restart string) error {
 	return nil
 }
 
-func (a *Agent) reply(ctx context.Context, restart string, state metadata.RestartState, reason string) error {
-	return a.listener.Reply(ctx, restart, metadata.RestartReply{State: state, Reason: reason, Boot: a.bootID})
+func (a *Agent) reply(ctx context.Context, restart string, state orchestrator.RestartState, reason string) error {
+	return a.listener.Reply(ctx, restart, orchestrator.RestartReply{State: state, Reason: reason, Boot: a.bootID})
 }

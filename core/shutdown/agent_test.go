@@ -20,14 +20,14 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // guest is a node of an orchestrator and its power-off method, both in memory.
 type guest struct {
 	mu           sync.Mutex
 	request      string
-	sent         metadata.RestartReply
+	sent         orchestrator.RestartReply
 	checkErr     error
 	powerOffErr  error
 	requestedErr error
@@ -42,14 +42,14 @@ type guest struct {
 
 func (g *guest) Changes(context.Context) <-chan struct{} { return g.changes }
 
-func (g *guest) Requested(context.Context) (string, metadata.RestartReply, error) {
+func (g *guest) Requested(context.Context) (string, orchestrator.RestartReply, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.attempts++
 	return g.request, g.sent, g.requestedErr
 }
 
-func (g *guest) Reply(_ context.Context, restartID string, answer metadata.RestartReply) error {
+func (g *guest) Reply(_ context.Context, restartID string, answer orchestrator.RestartReply) error {
 	if restartID != g.request {
 		return errors.New("not requested")
 	}
@@ -94,10 +94,10 @@ func TestAcceptedAndBack(t *testing.T) {
 	a := g.boot(t, "first")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "no request")
-	g.request = metadata.NewRestartID(time.Now())
+	g.request = orchestrator.NewRestartID(time.Now())
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply accepted", "power off")
-	if g.sent != (metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}) {
+	if g.sent != (orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "first"}) {
 		t.Errorf("sent %+v", g.sent)
 	}
 	a.HandleRequest(t.Context())
@@ -107,13 +107,13 @@ func TestAcceptedAndBack(t *testing.T) {
 	g.wantCalls(t, "up again", "reply back")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "after the reply")
-	g.request, g.sent = metadata.NewRestartID(time.Now()), metadata.RestartReply{}
+	g.request, g.sent = orchestrator.NewRestartID(time.Now()), orchestrator.RestartReply{}
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "the next restart", "reply accepted", "power off")
 }
 
 func TestRefused(t *testing.T) {
-	g := &guest{request: metadata.NewRestartID(time.Now()), checkErr: errors.New("an inhibitor\nof dpkg")}
+	g := &guest{request: orchestrator.NewRestartID(time.Now()), checkErr: errors.New("an inhibitor\nof dpkg")}
 	a := g.boot(t, "first")
 	a.HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply refused")
@@ -128,43 +128,43 @@ func TestRefused(t *testing.T) {
 // A request that may be left from long ago, or that no controller has written, powers no guest off. No controller would
 // start the instance again.
 func TestRequestsThatPowerNothingOff(t *testing.T) {
-	planned := func(ago time.Duration) string { return metadata.NewRestartID(time.Now().Add(-ago)) }
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"}
+	planned := func(ago time.Duration) string { return orchestrator.NewRestartID(time.Now().Add(-ago)) }
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "first"}
 	const day = 24 * time.Hour
 	powersOff, refused, ignored := []string{"reply accepted", "power off"}, []string{"reply refused"}, []string(nil)
 	for _, test := range []struct {
 		name    string
 		request string
-		sent    metadata.RestartReply
+		sent    orchestrator.RestartReply
 		uptime  time.Duration
 		want    []string
 	}{
-		{"now", planned(0), metadata.RestartReply{}, day, powersOff},
-		{"an hour ago", planned(time.Hour), metadata.RestartReply{}, day, powersOff},
-		{"three hours ago", planned(3 * time.Hour), metadata.RestartReply{}, day, refused},
-		{"300 days ago", planned(300 * day), metadata.RestartReply{}, 400 * day, refused},
-		{"by a clock that is a minute ahead", planned(-time.Minute), metadata.RestartReply{}, day, powersOff},
-		{"in three minutes", planned(-3 * time.Minute), metadata.RestartReply{}, day, refused},
-		{"in 50 years", planned(-50 * 365 * day), metadata.RestartReply{}, day, refused},
-		{"before the boot", planned(time.Hour), metadata.RestartReply{}, 59 * time.Minute, refused},
-		{"after the boot", planned(time.Hour), metadata.RestartReply{}, 61 * time.Minute, powersOff},
-		{"any text", "please restart\n", metadata.RestartReply{}, day, ignored},
-		{"a word", "true", metadata.RestartReply{}, day, ignored},
-		{"no time", "7-prod-0001", metadata.RestartReply{}, day, ignored},
-		{"a time and any text", planned(0)[:8] + "-anytext", metadata.RestartReply{}, day, ignored},
-		{"capital letters", strings.ToUpper("69a42a40deadbeef"), metadata.RestartReply{}, day, ignored},
-		{"too long", planned(0) + "0", metadata.RestartReply{}, day, ignored},
+		{"now", planned(0), orchestrator.RestartReply{}, day, powersOff},
+		{"an hour ago", planned(time.Hour), orchestrator.RestartReply{}, day, powersOff},
+		{"three hours ago", planned(3 * time.Hour), orchestrator.RestartReply{}, day, refused},
+		{"300 days ago", planned(300 * day), orchestrator.RestartReply{}, 400 * day, refused},
+		{"by a clock that is a minute ahead", planned(-time.Minute), orchestrator.RestartReply{}, day, powersOff},
+		{"in three minutes", planned(-3 * time.Minute), orchestrator.RestartReply{}, day, refused},
+		{"in 50 years", planned(-50 * 365 * day), orchestrator.RestartReply{}, day, refused},
+		{"before the boot", planned(time.Hour), orchestrator.RestartReply{}, 59 * time.Minute, refused},
+		{"after the boot", planned(time.Hour), orchestrator.RestartReply{}, 61 * time.Minute, powersOff},
+		{"any text", "please restart\n", orchestrator.RestartReply{}, day, ignored},
+		{"a word", "true", orchestrator.RestartReply{}, day, ignored},
+		{"no time", "7-prod-0001", orchestrator.RestartReply{}, day, ignored},
+		{"a time and any text", planned(0)[:8] + "-anytext", orchestrator.RestartReply{}, day, ignored},
+		{"capital letters", strings.ToUpper("69a42a40deadbeef"), orchestrator.RestartReply{}, day, ignored},
+		{"too long", planned(0) + "0", orchestrator.RestartReply{}, day, ignored},
 		{"accepted an hour ago", planned(time.Hour), accepted, day, powersOff},
 		{"accepted 300 days ago in this boot", planned(300 * day), accepted, 400 * day, ignored},
 		{"accepted in the future", planned(-day), accepted, day, ignored},
 		{"accepted, and any text", "true", accepted, day, ignored},
 		{
 			"accepted in an earlier boot, 300 days ago", planned(300 * day),
-			metadata.RestartReply{State: metadata.RestartAccepted, Boot: "earlier"}, day, []string{"reply back"},
+			orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "earlier"}, day, []string{"reply back"},
 		},
 		{
 			"accepted in an earlier boot, and any text", "true",
-			metadata.RestartReply{State: metadata.RestartAccepted, Boot: "earlier"}, day, ignored,
+			orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "earlier"}, day, ignored,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestRequestsThatPowerNothingOff(t *testing.T) {
 
 // If the time of the boot is unknown, an earlier boot may have carried the request out.
 func TestBootTimeUnknown(t *testing.T) {
-	g := &guest{request: metadata.NewRestartID(time.Now()), uptimeErr: errors.New("no clock")}
+	g := &guest{request: orchestrator.NewRestartID(time.Now()), uptimeErr: errors.New("no clock")}
 	g.boot(t, "first").HandleRequest(t.Context())
 	g.wantCalls(t, "requested", "reply refused")
 }
@@ -193,8 +193,8 @@ func TestBootTimeUnknown(t *testing.T) {
 func TestAcceptanceInterrupted(t *testing.T) {
 	t.Run("plugin restarted before the power-off", func(t *testing.T) {
 		g := &guest{
-			request: metadata.NewRestartID(time.Now()),
-			sent:    metadata.RestartReply{State: metadata.RestartAccepted, Boot: "first"},
+			request: orchestrator.NewRestartID(time.Now()),
+			sent:    orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "first"},
 		}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
@@ -203,7 +203,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "going down")
 	})
 	t.Run("answer lost", func(t *testing.T) {
-		g := &guest{request: metadata.NewRestartID(time.Now()), replyErr: errors.New("connection reset")}
+		g := &guest{request: orchestrator.NewRestartID(time.Now()), replyErr: errors.New("connection reset")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "the first reply fails", "reply accepted")
@@ -212,7 +212,7 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "the second reply succeeds", "reply accepted", "power off")
 	})
 	t.Run("power-off fails", func(t *testing.T) {
-		g := &guest{request: metadata.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
+		g := &guest{request: orchestrator.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		a.HandleRequest(t.Context())
@@ -226,15 +226,15 @@ func TestAcceptanceInterrupted(t *testing.T) {
 		g.wantCalls(t, "at last", "reply accepted", "power off")
 	})
 	t.Run("withdrawn", func(t *testing.T) {
-		g := &guest{request: metadata.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
+		g := &guest{request: orchestrator.NewRestartID(time.Now()), powerOffErr: errors.New("no bus")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
-		g.calls, g.request, g.sent = nil, "", metadata.RestartReply{}
+		g.calls, g.request, g.sent = nil, "", orchestrator.RestartReply{}
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "no request any more")
 	})
 	t.Run("request unreadable", func(t *testing.T) {
-		g := &guest{request: metadata.NewRestartID(time.Now()), requestedErr: errors.New("the orchestrator is down")}
+		g := &guest{request: orchestrator.NewRestartID(time.Now()), requestedErr: errors.New("the orchestrator is down")}
 		a := g.boot(t, "first")
 		a.HandleRequest(t.Context())
 		g.wantCalls(t, "unknown")
@@ -293,7 +293,7 @@ func TestRunHandlesChangesAndRetries(t *testing.T) {
 		time.Sleep(100 * time.Second) // 40 + 60
 		wantAttempts("further failures", 7)
 		g.mu.Lock()
-		g.requestedErr, g.request = nil, metadata.NewRestartID(time.Now())
+		g.requestedErr, g.request = nil, orchestrator.NewRestartID(time.Now())
 		g.mu.Unlock()
 		time.Sleep(time.Minute)
 		wantAttempts("success", 8)

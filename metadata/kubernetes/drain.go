@@ -13,10 +13,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Drain implements [metadata.Drainer]. It cordons the Node and requests the eviction of its pods. A PodDisruptionBudget
+// Drain implements [orchestrator.Drainer]. It cordons the Node and requests the eviction of its pods. A PodDisruptionBudget
 // can delay an eviction.
 //
 // Pods of a DaemonSet and mirror pods belong to the node and are not evicted. Neither is a pod with claims whose
@@ -59,7 +59,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 	return left, nil
 }
 
-// Undrain implements [metadata.Drainer].
+// Undrain implements [orchestrator.Drainer].
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
 	return r.patchMarked(
 		ctx,
@@ -166,8 +166,8 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 }
 
 var _ interface {
-	metadata.RestartRequester
-	metadata.Drainer
+	orchestrator.RestartRequester
+	orchestrator.Drainer
 } = (*Restarts)(nil)
 
-var _ metadata.RestartListener = (*Listener)(nil)
+var _ orchestrator.RestartListener = (*Listener)(nil)

@@ -20,10 +20,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Self publishes events of the pod in which the plugin runs. It is a [metadata.SelfReporter]. It needs this right in
+// Self publishes events of the pod in which the plugin runs. It is a [orchestrator.SelfReporter]. It needs this right in
 // the pod's namespace:
 //
 //	rules: [{apiGroups: [""], resources: [events], verbs: [create, patch]}]
@@ -36,9 +36,9 @@ type Self struct{ *Client }
 // NewSelf makes a reporter. It does no I/O, and needs no NodeName.
 func NewSelf(options Options) *Self { return &Self{Client: NewClient(options)} }
 
-// ReportSelf implements [metadata.SelfReporter]. Without the service account's files, or with a kubeconfig, the plugin
+// ReportSelf implements [orchestrator.SelfReporter]. Without the service account's files, or with a kubeconfig, the plugin
 // has no pod that it knows.
-func (s *Self) ReportSelf(ctx context.Context, report metadata.Report) error {
+func (s *Self) ReportSelf(ctx context.Context, report orchestrator.Report) error {
 	if s.Options.Kubeconfig != "" {
 		return nil
 	}
@@ -96,7 +96,7 @@ type eventObject struct {
 
 // publish publishes an event of an object. A repetition is not another event: its name is made from what it says, and
 // only the time of the existing event changes. The API server deletes an event an hour after the last change.
-func (c *Client) publish(ctx context.Context, of eventObject, report metadata.Report) error {
+func (c *Client) publish(ctx context.Context, of eventObject, report orchestrator.Report) error {
 	// Events of objects without a namespace are in namespace default.
 	namespace := of.Namespace
 	if namespace == "" {

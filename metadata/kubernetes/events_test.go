@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // event makes or changes an event, as the API server does. "patched" counts the changes.
@@ -66,11 +66,11 @@ func (c *cluster) wantEvents(t *testing.T, want ...string) {
 func TestReport(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
-	for _, report := range []metadata.Report{
-		{Event: metadata.EventRestartPlanned, Message: "2 volumes"},
-		{Event: metadata.EventRestartPlanned, Message: "2 volumes"},
-		{Event: metadata.EventRestartPlanned, Message: "3 volumes"},
-		{Event: metadata.EventRestartRefused, Message: "why"},
+	for _, report := range []orchestrator.Report{
+		{Event: orchestrator.EventRestartPlanned, Message: "2 volumes"},
+		{Event: orchestrator.EventRestartPlanned, Message: "2 volumes"},
+		{Event: orchestrator.EventRestartPlanned, Message: "3 volumes"},
+		{Event: orchestrator.EventRestartRefused, Message: "why"},
 	} {
 		if err := r.Report(t.Context(), idA, report); err != nil {
 			t.Error(err)
@@ -87,7 +87,7 @@ func TestReport(t *testing.T) {
 func TestReportClaim(t *testing.T) {
 	c := newCluster(t)
 	r := kubernetes.NewRestarts(c.options(""))
-	report := metadata.Report{Event: metadata.EventWaitsForRestart, Message: "why"}
+	report := orchestrator.Report{Event: orchestrator.EventWaitsForRestart, Message: "why"}
 	for _, volume := range []string{"pvc-6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23", "other"} {
 		if err := r.ReportClaim(t.Context(), volume, "shop/"+volume, report); err != nil {
 			t.Error(err)
@@ -111,7 +111,7 @@ func projected(claims string) string {
 // The plugin finds its pod in the token that Kubernetes projects into it.
 func TestReportSelf(t *testing.T) {
 	const bound = `{"kubernetes.io":{"namespace":"oxide-csi","pod":{"name":"controller-x","uid":"u-1"}}}`
-	expires := metadata.Report{Event: metadata.EventTokenExpires, Message: "soon"}
+	expires := orchestrator.Report{Event: orchestrator.EventTokenExpires, Message: "soon"}
 	t.Run("twice", func(t *testing.T) {
 		c := newCluster(t)
 		c.token = projected(bound)

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -28,25 +28,25 @@ const (
 // examination collects findings.
 type examination struct {
 	*Client
-	findings []metadata.Finding
+	findings []orchestrator.Finding
 }
 
-func (e *examination) add(status metadata.Status, looked, found, next string) {
+func (e *examination) add(status orchestrator.Status, looked, found, next string) {
 	e.findings = append(
 		e.findings,
-		metadata.Finding{Area: "kubernetes", Status: status, Looked: looked, Found: found, Next: next},
+		orchestrator.Finding{Area: "kubernetes", Status: status, Looked: looked, Found: found, Next: next},
 	)
 }
 
 // unreadable adds the failure of a list. The error has the next step.
 func (e *examination) unreadable(looked string, err error) {
-	e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a kubeconfig that may read this")
+	e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a kubeconfig that may read this")
 }
 
-// Examine implements [metadata.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
+// Examine implements [orchestrator.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
 // "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the plugin it needs
 // "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
-func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
+func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
 	e := &examination{Client: o.Client}
 	e.version(ctx)
 	e.driver(ctx)
@@ -76,14 +76,14 @@ func (e *examination) version(ctx context.Context) {
 	minor, err := strconv.Atoi(strings.TrimRight(found.Minor, "+"))
 	if err != nil || found.Major != "1" || minor < oldestMinor {
 		e.add(
-			metadata.StatusWarning,
+			orchestrator.StatusWarning,
 			looked,
 			found.GitVersion,
 			fmt.Sprintf("the manifests are made for Kubernetes 1.%d and later: upgrade the cluster", oldestMinor),
 		)
 		return
 	}
-	e.add(metadata.StatusOK, looked, found.GitVersion, "")
+	e.add(orchestrator.StatusOK, looked, found.GitVersion, "")
 }
 
 func (e *examination) driver(ctx context.Context) {
@@ -99,16 +99,16 @@ func (e *examination) driver(ctx context.Context) {
 	case err != nil:
 		e.unreadable(looked, err)
 	case status == http.StatusNotFound:
-		e.add(metadata.StatusFailure, looked, driver+" does not exist", "install the plugin: docs/how-to/kubernetes.md")
+		e.add(orchestrator.StatusFailure, looked, driver+" does not exist", "install the plugin: docs/how-to/kubernetes.md")
 	case found.Spec.AttachRequired != nil && !*found.Spec.AttachRequired:
 		e.add(
-			metadata.StatusFailure,
+			orchestrator.StatusFailure,
 			looked,
 			"attachRequired is false, so no disk is ever attached",
 			"delete the CSIDriver and apply deploy/k8s again",
 		)
 	default:
-		e.add(metadata.StatusOK, looked, driver, "")
+		e.add(orchestrator.StatusOK, looked, driver, "")
 	}
 }
 
@@ -134,7 +134,7 @@ func (e *examination) nodes(ctx context.Context) {
 			with[n.Name] = true
 			if other, twice := instances[d.NodeID]; twice {
 				e.add(
-					metadata.StatusFailure,
+					orchestrator.StatusFailure,
 					"node IDs",
 					fmt.Sprintf("Nodes %s and %s both say that they are instance %s", other, n.Name, d.NodeID),
 					"correct the identity of one of them: docs/how-to/identity.md",
@@ -149,20 +149,20 @@ func (e *examination) nodes(ctx context.Context) {
 			without = append(without, n.Name)
 		}
 	}
-	e.add(metadata.StatusOK, looked, fmt.Sprintf("on %d of %d Nodes", len(with), len(all)), "")
+	e.add(orchestrator.StatusOK, looked, fmt.Sprintf("on %d of %d Nodes", len(with), len(all)), "")
 	switch {
 	case len(with) == 0:
 		e.add(
-			metadata.StatusFailure,
+			orchestrator.StatusFailure,
 			looked,
 			"no Node has the plugin",
 			"kubectl -n oxide-csi get pods -o wide: the DaemonSet's pods must run",
 		)
 	case len(without) > 0:
 		e.add(
-			metadata.StatusWarning,
+			orchestrator.StatusWarning,
 			looked,
-			"not on "+metadata.Some(without),
+			"not on "+orchestrator.Some(without),
 			"check the DaemonSet's node selector and tolerations, and its pods on these Nodes",
 		)
 	}
@@ -205,16 +205,16 @@ func (e *examination) sidecars(ctx context.Context) (namespace string) {
 		) * time.Second; sidecar != "" &&
 			time.Since(l.Spec.RenewTime) < limit {
 			fresh[sidecar] = true
-			e.add(metadata.StatusOK, looked, sidecar+" is led by "+l.Spec.HolderIdentity, "")
+			e.add(orchestrator.StatusOK, looked, sidecar+" is led by "+l.Spec.HolderIdentity, "")
 		}
 	}
 	for _, sidecar := range []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"} {
-		status := metadata.StatusFailure
+		status := orchestrator.StatusFailure
 		switch {
 		case fresh[sidecar], sidecar == "csi-snapshotter" && !installed[sidecar]: // a component of its own
 			continue
 		case sidecar == "csi-resizer", sidecar == "csi-snapshotter":
-			status = metadata.StatusWarning // volumes are made and attached all the same
+			status = orchestrator.StatusWarning // volumes are made and attached all the same
 		}
 		e.add(status, looked, "no "+sidecar+" has renewed its lease",
 			"kubectl -n oxide-csi get pods: the controller's pods must run; then see the sidecar's log")
@@ -251,7 +251,7 @@ func (e *examination) attachments(ctx context.Context) {
 			why = strings.Join(strings.Fields(failure.Message), " ")
 		}
 		e.add(
-			metadata.StatusFailure,
+			orchestrator.StatusFailure,
 			looked,
 			fmt.Sprintf("%s of %s and Node %s waits since %s: %s", what, a.Spec.Source.PersistentVolumeName,
 				a.Spec.NodeName, since.UTC().Format(time.RFC3339), why),
@@ -259,7 +259,7 @@ func (e *examination) attachments(ctx context.Context) {
 		)
 	}
 	if stuck == 0 {
-		e.add(metadata.StatusOK, looked, fmt.Sprintf("%d, none is stuck", count), "")
+		e.add(orchestrator.StatusOK, looked, fmt.Sprintf("%d, none is stuck", count), "")
 	}
 }
 
@@ -282,15 +282,15 @@ func (e *examination) snapshots(ctx context.Context) {
 		e.unreadable(looked, err)
 	case status == http.StatusNotFound:
 		e.add(
-			metadata.StatusOK,
+			orchestrator.StatusOK,
 			looked,
 			"the cluster has no VolumeSnapshots: docs/how-to/kubernetes.md says how to add them",
 			"",
 		)
 	case len(missing) > 0:
-		e.add(metadata.StatusFailure, looked, "the cluster lacks the CRD "+strings.Join(missing, ", "), next)
+		e.add(orchestrator.StatusFailure, looked, "the cluster lacks the CRD "+strings.Join(missing, ", "), next)
 	default:
-		e.add(metadata.StatusOK, looked, "the cluster has the three CRDs of VolumeSnapshots", "")
+		e.add(orchestrator.StatusOK, looked, "the cluster has the three CRDs of VolumeSnapshots", "")
 	}
 }
 
@@ -321,17 +321,17 @@ func (e *examination) reports(ctx context.Context) {
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(last)) {
-		status, next := metadata.StatusOK, ""
+		status, next := orchestrator.StatusOK, ""
 		if last[node].Type == "Warning" {
-			status, next = metadata.StatusWarning, "kubectl describe node "+node+"; then do what the message says"
+			status, next = orchestrator.StatusWarning, "kubectl describe node "+node+"; then do what the message says"
 		}
 		e.add(status, looked, fmt.Sprintf("Node %s, %s: %s: %s", node, last[node].LastTimestamp.UTC().Format(time.RFC3339),
 			last[node].Reason, strings.Join(strings.Fields(last[node].Message), " ")), next)
 	}
 }
 
-// StorageClasses implements [metadata.ClassLister]. It needs the verb "list" on "storageclasses".
-func (o *Operator) StorageClasses(ctx context.Context) ([]metadata.StorageClass, error) {
+// StorageClasses implements [orchestrator.ClassLister]. It needs the verb "list" on "storageclasses".
+func (o *Operator) StorageClasses(ctx context.Context) ([]orchestrator.StorageClass, error) {
 	type class struct {
 		Object
 		Provisioner  string
@@ -342,13 +342,13 @@ func (o *Operator) StorageClasses(ctx context.Context) ([]metadata.StorageClass,
 	if err != nil {
 		return nil, err
 	}
-	var ours []metadata.StorageClass
+	var ours []orchestrator.StorageClass
 	for _, c := range all {
 		if c.Provisioner != driver {
 			continue
 		}
 		// The provisioner keeps the keys with its prefix, and passes the filesystem type in the capability.
-		ours = append(ours, metadata.StorageClass{
+		ours = append(ours, orchestrator.StorageClass{
 			Name: c.Name, FSType: c.Parameters[fsTypeKey], MountFlags: c.MountOptions, Parameters: c.Parameters,
 		})
 		maps.DeleteFunc(c.Parameters, func(key, _ string) bool { return strings.HasPrefix(key, provisionerPrefix) })
@@ -363,6 +363,6 @@ const (
 )
 
 var (
-	_ metadata.Examiner    = (*Operator)(nil)
-	_ metadata.ClassLister = (*Operator)(nil)
+	_ orchestrator.Examiner    = (*Operator)(nil)
+	_ orchestrator.ClassLister = (*Operator)(nil)
 )

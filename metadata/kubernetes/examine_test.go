@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -97,7 +97,7 @@ func TestStorageClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []metadata.StorageClass{{
+	want := []orchestrator.StorageClass{{
 		Name: "oxide", FSType: "xfs", MountFlags: []string{"noatime"}, Parameters: map[string]string{"diskType": "local"},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -107,76 +107,76 @@ func TestStorageClasses(t *testing.T) {
 
 // Each problem of a cluster is one line, and the examination only reads.
 func TestExamine(t *testing.T) {
-	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
+	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
 	old := time.Now().Add(-time.Hour)
 	for name, test := range map[string]struct {
 		change func(c *simtest.Cluster)
-		want   map[string]metadata.Status
+		want   map[string]orchestrator.Status
 	}{
-		"an old release":      {func(c *simtest.Cluster) { c.Minor = "32+" }, map[string]metadata.Status{"release": warning}},
-		"all is well":         {func(*simtest.Cluster) {}, map[string]metadata.Status{}},
-		"no CSIDriver":        {func(c *simtest.Cluster) { c.Remove(driverList, "", "csi.oxide.computer") }, map[string]metadata.Status{"CSIDriver": failure}},
-		"node without plugin": {func(c *simtest.Cluster) { c.Put(nodeList, "", "worker-2", object{}) }, map[string]metadata.Status{"node plugins": warning}},
-		"no plugin at all":    {func(c *simtest.Cluster) { c.Remove(csiNodeList, "", "worker-1") }, map[string]metadata.Status{"node plugins": failure}},
+		"an old release":      {func(c *simtest.Cluster) { c.Minor = "32+" }, map[string]orchestrator.Status{"release": warning}},
+		"all is well":         {func(*simtest.Cluster) {}, map[string]orchestrator.Status{}},
+		"no CSIDriver":        {func(c *simtest.Cluster) { c.Remove(driverList, "", "csi.oxide.computer") }, map[string]orchestrator.Status{"CSIDriver": failure}},
+		"node without plugin": {func(c *simtest.Cluster) { c.Put(nodeList, "", "worker-2", object{}) }, map[string]orchestrator.Status{"node plugins": warning}},
+		"no plugin at all":    {func(c *simtest.Cluster) { c.Remove(csiNodeList, "", "worker-1") }, map[string]orchestrator.Status{"node plugins": failure}},
 		"attacher is down": {func(c *simtest.Cluster) {
 			c.Put(leaseList, "oxide-csi", "external-attacher-leader-csi-oxide-computer", lease(old))
-		}, map[string]metadata.Status{"sidecars": failure}},
+		}, map[string]orchestrator.Status{"sidecars": failure}},
 		"another version of a sidecar": {func(c *simtest.Cluster) {
 			c.Put(podList, "oxide-csi", "controller", podWith("registry.example/csi-attacher:v4.11.0"))
-		}, map[string]metadata.Status{"versions": warning}},
+		}, map[string]orchestrator.Status{"versions": warning}},
 		"a sidecar without a version": {func(c *simtest.Cluster) {
 			c.Put(podList, "oxide-csi", "controller", podWith("registry.example:5000/csi-attacher"))
-		}, map[string]metadata.Status{}},
+		}, map[string]orchestrator.Status{}},
 		"resizer is down": {func(c *simtest.Cluster) {
 			c.Put(leaseList, "oxide-csi", "external-resizer-csi-oxide-computer", lease(old))
-		}, map[string]metadata.Status{"sidecars": warning}},
+		}, map[string]orchestrator.Status{"sidecars": warning}},
 		"snapshotter is down": {func(c *simtest.Cluster) {
 			c.Put(leaseList, "oxide-csi", "external-snapshotter-leader-csi-oxide-computer", lease(old))
-		}, map[string]metadata.Status{"sidecars": warning}},
+		}, map[string]orchestrator.Status{"sidecars": warning}},
 		"all CRDs of snapshots": {func(c *simtest.Cluster) {
 			for _, name := range []string{"volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"} {
 				c.Put("/apis/snapshot.storage.k8s.io/v1/"+name, "", "", object{})
 			}
-		}, map[string]metadata.Status{}},
+		}, map[string]orchestrator.Status{}},
 		"one CRD of snapshots is missing": {func(c *simtest.Cluster) {
 			c.Put("/apis/snapshot.storage.k8s.io/v1/volumesnapshots", "", "", object{})
 			c.Put("/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses", "", "", object{})
-		}, map[string]metadata.Status{"snapshots": failure}},
-		"attach is stuck":       {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, false)) }, map[string]metadata.Status{"VolumeAttachments": failure}},
-		"attach has just begun": {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(time.Now(), false)) }, map[string]metadata.Status{}},
-		"attached":              {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, true)) }, map[string]metadata.Status{}},
+		}, map[string]orchestrator.Status{"snapshots": failure}},
+		"attach is stuck":       {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, false)) }, map[string]orchestrator.Status{"VolumeAttachments": failure}},
+		"attach has just begun": {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(time.Now(), false)) }, map[string]orchestrator.Status{}},
+		"attached":              {func(c *simtest.Cluster) { c.Put(attachmentList, "", "va", attachmentSince(old, true)) }, map[string]orchestrator.Status{}},
 		"two Nodes are one": {func(c *simtest.Cluster) {
 			c.Put(nodeList, "", "worker-2", object{})
 			c.Put(csiNodeList, "", "worker-2", registeredAs(idA))
-		}, map[string]metadata.Status{"node IDs": failure}},
+		}, map[string]orchestrator.Status{"node IDs": failure}},
 		"a restart was refused": {func(c *simtest.Cluster) {
 			c.Put(eventList, "default", "1", nodeReport("Warning", "2026-01-02T03:04:05Z"))
 			c.Put(eventList, "default", "0", nodeReport("Normal", "2026-01-02T03:04:04Z"))
-		}, map[string]metadata.Status{"reports about Nodes": warning}},
+		}, map[string]orchestrator.Status{"reports about Nodes": warning}},
 		"a restart was refused, and then went on": {func(c *simtest.Cluster) {
 			c.Put(eventList, "default", "0", nodeReport("Warning", "2026-01-02T03:04:05Z"))
 			c.Put(eventList, "default", "1", nodeReport("Normal", "2026-01-02T03:04:06Z"))
 			other := nodeReport("Warning", "2026-01-02T03:04:07Z")
 			other["reportingComponent"] = "kubelet"
 			c.Put(eventList, "default", "2", other)
-		}, map[string]metadata.Status{}},
+		}, map[string]orchestrator.Status{}},
 		"a right is missing": {func(c *simtest.Cluster) { c.Refuse("patch volumeattachments.storage.k8s.io/status") },
-			map[string]metadata.Status{"rights of oxide-csi-controller": failure}},
-		"no rights to ask for rights": {func(c *simtest.Cluster) { c.Deny(reviews) }, map[string]metadata.Status{
+			map[string]orchestrator.Status{"rights of oxide-csi-controller": failure}},
+		"no rights to ask for rights": {func(c *simtest.Cluster) { c.Deny(reviews) }, map[string]orchestrator.Status{
 			"rights of oxide-csi-controller": warning, "rights of oxide-csi-node": warning,
 		}},
-		"not allowed": {func(c *simtest.Cluster) { c.Deny(leaseList) }, map[string]metadata.Status{"sidecars": warning}},
+		"not allowed": {func(c *simtest.Cluster) { c.Deny(leaseList) }, map[string]orchestrator.Status{"sidecars": warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := wellCluster()
 			test.change(c)
 			found := operatorOf(t, c).Examine(t.Context())
-			got := map[string]metadata.Status{}
+			got := map[string]orchestrator.Status{}
 			for _, f := range found {
-				if f.Status != metadata.StatusOK {
+				if f.Status != orchestrator.StatusOK {
 					got[f.Looked] = f.Status
 				}
-				if f.Found == "" || f.Looked == "" || (f.Next == "") != (f.Status == metadata.StatusOK) ||
+				if f.Found == "" || f.Looked == "" || (f.Next == "") != (f.Status == orchestrator.StatusOK) ||
 					strings.Contains(f.Found, "\n") {
 					t.Errorf("incomplete: %+v", f)
 				}

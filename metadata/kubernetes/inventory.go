@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"net/url"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -56,29 +56,29 @@ type snapshotContent struct {
 	Status *struct{ SnapshotHandle string }
 }
 
-// Inventory implements [metadata.Inventorist]. It needs the verb "list" on "persistentvolumes",
+// Inventory implements [orchestrator.Inventorist]. It needs the verb "list" on "persistentvolumes",
 // "persistentvolumeclaims" and, if the cluster has snapshots, "volumesnapshotcontents".
-func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
-	var known metadata.Inventory
+func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error) {
+	var known orchestrator.Inventory
 	// Claims come first: one that is bound meanwhile is then in the list of volumes.
 	all, err := listAll[claim](ctx, o.Client, claims, "persistentvolumeclaims")
 	if err != nil {
-		return metadata.Inventory{}, err
+		return orchestrator.Inventory{}, err
 	}
 	for _, c := range all {
 		if c.Spec.VolumeName == "" {
-			known.Volumes = append(known.Volumes, metadata.KnownObject{
+			known.Volumes = append(known.Volumes, orchestrator.KnownObject{
 				CSIName: "pvc-" + string(c.UID), Object: "PersistentVolumeClaim " + c.key(), Claim: c.key(),
 			})
 		}
 	}
 	volumes, err := listAll[persistentVolume](ctx, o.Client, persistentVolumes, "persistentvolumes")
 	if err != nil {
-		return metadata.Inventory{}, err
+		return orchestrator.Inventory{}, err
 	}
 	for _, v := range volumes {
 		if v.Spec.CSI != nil && v.Spec.CSI.Driver == driver {
-			known.Volumes = append(known.Volumes, metadata.KnownObject{
+			known.Volumes = append(known.Volumes, orchestrator.KnownObject{
 				ID: v.Spec.CSI.VolumeHandle, Object: "PersistentVolume " + v.Name, Claim: v.Spec.ClaimRef.claim(),
 			})
 		}
@@ -91,7 +91,7 @@ func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
 		http.StatusNotFound,
 	)
 	if err != nil {
-		return metadata.Inventory{}, err
+		return orchestrator.Inventory{}, err
 	}
 	for _, c := range contents {
 		if c.Spec.Driver == driver {
@@ -103,8 +103,8 @@ func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
 
 // known is the snapshot of a VolumeSnapshotContent. The snapshotter names a snapshot that it creates after the UID of
 // the VolumeSnapshot.
-func (c snapshotContent) known() metadata.KnownObject {
-	known := metadata.KnownObject{Object: "VolumeSnapshotContent " + c.Name, ID: c.Spec.Source.SnapshotHandle}
+func (c snapshotContent) known() orchestrator.KnownObject {
+	known := orchestrator.KnownObject{Object: "VolumeSnapshotContent " + c.Name, ID: c.Spec.Source.SnapshotHandle}
 	if c.Status != nil && c.Status.SnapshotHandle != "" {
 		known.ID = c.Status.SnapshotHandle
 	}
@@ -162,4 +162,4 @@ func listSelected[T any](
 	}
 }
 
-var _ metadata.Inventorist = (*Operator)(nil)
+var _ orchestrator.Inventorist = (*Operator)(nil)

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -62,14 +62,14 @@ func TestInventory(t *testing.T) {
 	if err != nil || len(known.Volumes) != count+1 || known.SnapshotsUnknown {
 		t.Fatalf("%d volumes, %v", len(known.Volumes), err)
 	}
-	wantVolumes := []metadata.KnownObject{
+	wantVolumes := []orchestrator.KnownObject{
 		{CSIName: "pvc-123", Object: "PersistentVolumeClaim default/waits", Claim: "default/waits"},
 		{ID: idA, Object: "PersistentVolume pv-0000", Claim: "default/data"},
 	}
 	if diff := cmp.Diff(wantVolumes, known.Volumes[:2]); diff != "" {
 		t.Error(diff)
 	}
-	wantSnapshots := []metadata.KnownObject{
+	wantSnapshots := []orchestrator.KnownObject{
 		{ID: idB, Object: "VolumeSnapshotContent ready"}, {CSIName: "snapshot-u2", Object: "VolumeSnapshotContent waits"},
 	}
 	if diff := cmp.Diff(wantSnapshots, known.Snapshots); diff != "" {

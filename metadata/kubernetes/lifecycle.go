@@ -15,9 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Node is the Node on which the plugin runs. It is a [metadata.StartupTaint] and a [metadata.Departure].
+// Node is the Node on which the plugin runs. It is a [orchestrator.StartupTaint] and a [orchestrator.Departure].
 type Node struct {
 	*Client
 	node    *Watch[node]
@@ -33,15 +34,15 @@ func NewNode(options Options) *Node {
 	}
 }
 
-// Follow implements [metadata.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of
+// Follow implements [orchestrator.StartupTaint]. It needs the verbs "list" and "watch" on the "nodes" and "csinodes" of
 // that name.
 func (n *Node) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, n.node.Follow(ctx), n.csiNode.Follow(ctx))
 }
 
-// RemoveTaint implements [metadata.StartupTaint]. The kubelet writes the registration into the CSINode. It needs the
+// RemoveTaint implements [orchestrator.StartupTaint]. The kubelet writes the registration into the CSINode. It needs the
 // verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
-func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadata.Registration) (had bool, err error) {
+func (n *Node) RemoveTaint(ctx context.Context, key string, registration orchestrator.Registration) (had bool, err error) {
 	s := n.node.Read(ctx)
 	switch {
 	case s.Err != nil:
@@ -61,7 +62,7 @@ func (n *Node) RemoveTaint(ctx context.Context, key string, registration metadat
 }
 
 // registered returns an error until the CSINode has the registration and the limit of volumes.
-func (n *Node) registered(ctx context.Context, registration metadata.Registration) error {
+func (n *Node) registered(ctx context.Context, registration orchestrator.Registration) error {
 	s := n.csiNode.Read(ctx)
 	if s.Err != nil {
 		return s.Err
@@ -106,7 +107,7 @@ var leavingTaints = []string{"ToBeDeletedByClusterAutoscaler", "karpenter.sh/dis
 // kubernetes v1.36.3, pkg/kubelet/nodeshutdown.
 const shuttingDown = "node is shutting down"
 
-// Leaving implements [metadata.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it was
+// Leaving implements [orchestrator.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it was
 // deleted, when an autoscaler removes it, and when its machine shuts down. It needs the verb "get" on "nodes".
 func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 	s := n.node.Read(ctx)
@@ -142,7 +143,7 @@ type volumeAttachment struct {
 	}
 }
 
-// Attachments implements [metadata.Departure]: the names of the PersistentVolumes whose VolumeAttachments name the
+// Attachments implements [orchestrator.Departure]: the names of the PersistentVolumes whose VolumeAttachments name the
 // Node. It needs the verb "list" on "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
 	for query := (url.Values{"limit": {pageSize}}); ; {
@@ -174,6 +175,6 @@ func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string
 }
 
 var _ interface {
-	metadata.StartupTaint
-	metadata.Departure
+	orchestrator.StartupTaint
+	orchestrator.Departure
 } = (*Node)(nil)

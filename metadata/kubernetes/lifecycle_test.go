@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -86,7 +87,7 @@ func TestRemoveTaint(t *testing.T) {
 				return http.StatusNotFound, nil
 			}
 			had, err := kubernetes.NewNode(s.options()).
-				RemoveTaint(context.Background(), taintKey, metadata.Registration{Driver: driver, NodeID: idA})
+				RemoveTaint(context.Background(), taintKey, orchestrator.Registration{Driver: driver, NodeID: idA})
 			judge(t, err, tt.kind, tt.says)
 			if had != tt.had || patch != tt.patch {
 				t.Errorf("had the taint: %v, want %v; patched with\n%s, want\n%s", had, tt.had, patch, tt.patch)

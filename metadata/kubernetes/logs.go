@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // pluginContainer is the plugin's container in the manifests and in the chart.
@@ -56,8 +56,8 @@ func (p pluginPod) isPlugin() bool {
 // componentLabel tells the pods of the controller from those of nodes.
 const componentLabel = "app.kubernetes.io/component"
 
-// Logs implements [metadata.LogReader]. It needs the verb "list" on "pods" and "get" on "pods/log".
-func (o *Operator) Logs(ctx context.Context) ([]metadata.Log, error) {
+// Logs implements [orchestrator.LogReader]. It needs the verb "list" on "pods" and "get" on "pods/log".
+func (o *Operator) Logs(ctx context.Context) ([]orchestrator.Log, error) {
 	pods, err := o.pluginPods(ctx)
 	if err != nil {
 		return nil, err
@@ -65,16 +65,16 @@ func (o *Operator) Logs(ctx context.Context) ([]metadata.Log, error) {
 	slices.SortFunc(pods, func(a, b pluginPod) int {
 		return cmp.Or(a.rank()-b.rank(), strings.Compare(a.key(), b.key()))
 	})
-	var logs []metadata.Log
-	for _, p := range pods[:min(len(pods), metadata.MaxLogs)] {
-		one := metadata.Log{Name: fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, pluginContainer)}
+	var logs []orchestrator.Log
+	for _, p := range pods[:min(len(pods), orchestrator.MaxLogs)] {
+		one := orchestrator.Log{Name: fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, pluginContainer)}
 		one.Text, one.Err = o.log(ctx, p)
 		logs = append(logs, one)
 	}
 	return logs, nil
 }
 
-// logLines are about as many lines as [metadata.MaxLogBytes] hold.
+// logLines are about as many lines as [orchestrator.MaxLogBytes] hold.
 const logLines = 300
 
 func (o *Operator) log(ctx context.Context, p pluginPod) (string, error) {
@@ -88,10 +88,10 @@ func (o *Operator) log(ctx context.Context, p pluginPod) (string, error) {
 		return "", err
 	}
 	text := string(body)
-	if over := len(text) - metadata.MaxLogBytes; over > 0 {
+	if over := len(text) - orchestrator.MaxLogBytes; over > 0 {
 		_, text, _ = strings.Cut(text[over:], "\n") // whole lines
 	}
 	return text, nil
 }
 
-var _ metadata.LogReader = (*Operator)(nil)
+var _ orchestrator.LogReader = (*Operator)(nil)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Controller and node plugin exchange the messages of a planned restart in annotations of the Node.
@@ -32,8 +33,8 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester], a [metadata.ClaimReporter] and
-// a [metadata.Drainer]. It needs these rights. The last two are only for draining.
+// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester], a [orchestrator.ClaimReporter] and
+// a [orchestrator.Drainer]. It needs these rights. The last two are only for draining.
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -54,7 +55,7 @@ func NewRestarts(options Options) *Restarts {
 	return &Restarts{Client: NewClient(options), nodeNames: map[string]string{}}
 }
 
-// Request implements [metadata.RestartRequester].
+// Request implements [orchestrator.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
 	name, err := r.onlyNodeName(ctx, instanceID)
 	if err != nil {
@@ -65,11 +66,11 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 	return err
 }
 
-// Reply implements [metadata.RestartRequester].
-func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+// Reply implements [orchestrator.RestartRequester].
+func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	requested, reply, err := r.readRestart(ctx, name)
 	if err == nil && requested != restartID {
@@ -79,25 +80,25 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (met
 		}
 	}
 	if err != nil || requested != restartID {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	return reply, nil
 }
 
-// Withdraw implements [metadata.RestartRequester]. If the instance's Node has no such request, it looks for the Node
+// Withdraw implements [orchestrator.RestartRequester]. If the instance's Node has no such request, it looks for the Node
 // that has it: another Node may have got the instance's ID since.
-func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	name, err := r.nodeName(ctx, instanceID)
 	if err == nil {
 		if reply, requested, err := r.withdrawFrom(ctx, name, restartID); requested || err != nil {
 			return reply, err
 		}
 	} else if !errors.Is(err, metadata.ErrConflict) {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	marked, err := r.markedNode(ctx, restartAnnotation, restartID)
 	if err != nil || marked == "" {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	reply, _, err := r.withdrawFrom(ctx, marked, restartID)
 	return reply, err
@@ -108,22 +109,22 @@ func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (
 func (r *Restarts) withdrawFrom(
 	ctx context.Context,
 	name, restartID string,
-) (reply metadata.RestartReply, requested bool, err error) {
+) (reply orchestrator.RestartReply, requested bool, err error) {
 	err = r.patchUnchanged(ctx, "withdraw the restart of Node "+name, name, func(n node) map[string]any {
 		var id string
 		id, reply = n.restart()
-		if requested = id == restartID; !requested || reply.State == metadata.RestartAccepted {
+		if requested = id == restartID; !requested || reply.State == orchestrator.RestartAccepted {
 			return nil
 		}
 		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.ResourceVersion)
 	})
 	if err != nil || !requested {
-		reply = metadata.RestartReply{}
+		reply = orchestrator.RestartReply{}
 	}
 	return reply, requested, err
 }
 
-// Forget implements [metadata.RestartRequester].
+// Forget implements [orchestrator.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
 	patch := func(n node) map[string]any {
 		return annotations{restartAnnotation: nil, replyAnnotation: nil}.patch(n.ResourceVersion)
@@ -173,8 +174,8 @@ func (r *Restarts) markedNode(ctx context.Context, annotation, restartID string)
 	return names[0], nil
 }
 
-// Report implements [metadata.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.
-func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.Report) error {
+// Report implements [orchestrator.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.
+func (r *Restarts) Report(ctx context.Context, instanceID string, report orchestrator.Report) error {
 	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
@@ -186,9 +187,9 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	return r.publish(ctx, eventObject{APIVersion: "v1", Kind: "Node", Name: name, UID: string(n.UID)}, report)
 }
 
-// ReportClaim implements [metadata.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which kubectl
+// ReportClaim implements [orchestrator.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which kubectl
 // describe pvc and kubectl get events show. The controller knows no pods.
-func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report metadata.Report) error {
+func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report orchestrator.Report) error {
 	namespace, name, found := strings.Cut(claim, "/")
 	if !found {
 		return fmt.Errorf("claim %q is not namespace/name", claim)
@@ -256,7 +257,7 @@ func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (strin
 	case len(names) > 1:
 		return "", &metadata.Error{
 			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
-			What: fmt.Sprintf("the Nodes %s have the node ID %s", metadata.Some(names), instanceID),
+			What: fmt.Sprintf("the Nodes %s have the node ID %s", orchestrator.Some(names), instanceID),
 			Next: "delete the Node that is gone, or correct the instance ID of the wrong one",
 		}
 	}
@@ -349,7 +350,7 @@ func (n node) hasProviderID(instanceID string) bool {
 	return ours && id == instanceID
 }
 
-// Listener is the node's half of planned restarts: a [metadata.RestartListener]. It needs the verbs "get", "list",
+// Listener is the node's half of planned restarts: a [orchestrator.RestartListener]. It needs the verbs "get", "list",
 // "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the
 // token of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
 type Listener struct {
@@ -365,7 +366,7 @@ func NewListener(options Options) *Listener {
 	return &Listener{Client: c, node: watch}
 }
 
-// Changes implements [metadata.RestartListener] by a watch of the Node's metadata. It ignores changes other than those
+// Changes implements [orchestrator.RestartListener] by a watch of the Node's metadata. It ignores changes other than those
 // of the two annotations.
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	changes, updates := make(chan struct{}, 1), l.node.Follow(ctx)
@@ -388,17 +389,17 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Requested implements [metadata.RestartListener]. While the watch of [Listener.Changes] fails, it returns the error of
+// Requested implements [orchestrator.RestartListener]. While the watch of [Listener.Changes] fails, it returns the error of
 // the watch, so that it sends nothing to an API server that is down.
-func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
+func (l *Listener) Requested(ctx context.Context) (string, orchestrator.RestartReply, error) {
 	if s, followed := l.node.Get(ctx); followed && s.Err != nil {
-		return "", metadata.RestartReply{}, s.Err
+		return "", orchestrator.RestartReply{}, s.Err
 	}
 	return l.readRestart(ctx, l.Options.NodeName)
 }
 
-// Reply implements [metadata.RestartListener].
-func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.RestartReply) error {
+// Reply implements [orchestrator.RestartListener].
+func (l *Listener) Reply(ctx context.Context, restartID string, reply orchestrator.RestartReply) error {
 	name, requested := l.Options.NodeName, false
 	err := l.patchUnchanged(ctx, "reply to the restart of Node "+name, name, func(n node) map[string]any {
 		current, written := n.restart()
@@ -419,23 +420,23 @@ func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.R
 
 // readRestart reads from a Node the ID of the requested restart, and the reply to it. It reads from the API server's
 // store, not from its cache: the cache may still hold a request that was withdrawn.
-func (c *Client) readRestart(ctx context.Context, name string) (id string, reply metadata.RestartReply, err error) {
+func (c *Client) readRestart(ctx context.Context, name string) (id string, reply orchestrator.RestartReply, err error) {
 	r := GetNode("get Node "+name, name)
 	r.Accept = MetadataOnly
 	var n node
 	if _, err := c.Do(ctx, r, &n); err != nil {
-		return "", metadata.RestartReply{}, err
+		return "", orchestrator.RestartReply{}, err
 	}
 	id, reply = n.restart()
 	return id, reply, nil
 }
 
 // restart returns the ID of the requested restart, and the reply to it.
-func (n node) restart() (id string, reply metadata.RestartReply) {
+func (n node) restart() (id string, reply orchestrator.RestartReply) {
 	if id = n.Annotations[restartAnnotation]; id == "" {
-		return "", metadata.RestartReply{}
+		return "", orchestrator.RestartReply{}
 	}
-	return id, metadata.ParseRestartReply(n.Annotations[replyAnnotation], id)
+	return id, orchestrator.ParseRestartReply(n.Annotations[replyAnnotation], id)
 }
 
 // patchUnchanged reads a Node and sends the patch that the function makes from it. A nil patch is not sent. If the Node

@@ -22,9 +22,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
 // cluster simulates the API server with Nodes, CSINodes, Pods and Events, as far as planned restarts use it.
@@ -313,12 +314,12 @@ func clone(t *testing.T, o object) (out object) {
 }
 
 func TestRestartConformance(t *testing.T) {
-	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+	orchestratortest.RunRestart(t, func(t *testing.T) orchestratortest.RestartHarness {
 		c := newCluster(t)
-		return metadatatest.RestartHarness{
-			NewRequester: func() metadata.RestartRequester { return kubernetes.NewRestarts(c.options("")) },
-			NewListener:  func() metadata.RestartListener { return kubernetes.NewListener(c.options(nodeName)) },
-			NewOther:     func() metadata.RestartListener { return kubernetes.NewListener(c.options(otherName)) },
+		return orchestratortest.RestartHarness{
+			NewRequester: func() orchestrator.RestartRequester { return kubernetes.NewRestarts(c.options("")) },
+			NewListener:  func() orchestrator.RestartListener { return kubernetes.NewListener(c.options(nodeName)) },
+			NewOther:     func() orchestrator.RestartListener { return kubernetes.NewListener(c.options(otherName)) },
 			Instance:     idA, Other: idB,
 			Break: func(f metadatatest.Fault) { c.set(func() { c.fault = f }) },
 			Repair: func() {
@@ -426,7 +427,7 @@ func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
 	if _, err := r.Drain(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted}
 	if err := kubernetes.NewListener(c.options(nodeName)).Reply(t.Context(), "1", accepted); err != nil {
 		t.Fatal(err)
 	}
@@ -435,13 +436,13 @@ func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
 		c.register(otherName, idA)
 	})
 	reply, err := r.Reply(t.Context(), idA, "1")
-	if err != nil || reply.State != metadata.RestartAccepted {
+	if err != nil || reply.State != orchestrator.RestartAccepted {
 		t.Errorf("reply: %v, %v", reply, err)
 	}
-	if reply, err = r.Withdraw(t.Context(), idA, "1"); err != nil || reply.State != metadata.RestartAccepted {
+	if reply, err = r.Withdraw(t.Context(), idA, "1"); err != nil || reply.State != orchestrator.RestartAccepted {
 		t.Errorf("withdrawal: %v, %v", reply, err)
 	}
-	if reply, err = r.Withdraw(t.Context(), idA, "2"); err != nil || reply.State != metadata.RestartUnanswered {
+	if reply, err = r.Withdraw(t.Context(), idA, "2"); err != nil || reply.State != orchestrator.RestartUnanswered {
 		t.Errorf("withdrawal of another restart: %v, %v", reply, err)
 	}
 	for what, end := range map[string]func(context.Context, string, string) error{
@@ -487,7 +488,7 @@ func TestAnnotations(t *testing.T) {
 	if err := r.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}); err != nil {
+	if err := l.Reply(t.Context(), "1", orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}); err != nil {
 		t.Fatal(err)
 	}
 	want := object{
@@ -766,7 +767,7 @@ func TestConnectionIsKept(t *testing.T) {
 		},
 		"Node": func(options kubernetes.Options) func() error {
 			n := kubernetes.NewNode(options)
-			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, metadata.Registration{}); return err }
+			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, orchestrator.Registration{}); return err }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -805,7 +806,7 @@ func TestConnectionIsKept(t *testing.T) {
 
 // A withdrawal and an acceptance at the same time: whichever is written first counts, and the other call finds it.
 func TestWithdrawAndAcceptAtTheSameTime(t *testing.T) {
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}
 	setup := func() (*cluster, *kubernetes.Restarts, *kubernetes.Listener) {
 		c := newCluster(t)
 		r, l := kubernetes.NewRestarts(c.options("")), kubernetes.NewListener(c.options(nodeName))

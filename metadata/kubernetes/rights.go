@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // The service accounts of the manifests and of the chart.
@@ -120,14 +120,14 @@ func (e *examination) rights(ctx context.Context, namespace string) {
 		granted := slices.Contains(slices.Collect(maps.Values(has)), true)
 		switch missing := missingRights(has); {
 		case account == nodeAccount && !granted:
-			e.add(metadata.StatusOK, looked, "none: right for nodes that learn their instance without Kubernetes", "")
+			e.add(orchestrator.StatusOK, looked, "none: right for nodes that learn their instance without Kubernetes", "")
 		case len(missing) > 0:
 			e.add(
-				metadata.StatusFailure, looked, "missing: "+metadata.Some(missing),
+				orchestrator.StatusFailure, looked, "missing: "+orchestrator.Some(missing),
 				"apply deploy/k8s, or the chart, again: docs/reference/kubernetes-rights.md says what each right is for",
 			)
 		default:
-			e.add(metadata.StatusOK, looked, "all that the installed components need", "")
+			e.add(orchestrator.StatusOK, looked, "all that the installed components need", "")
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -77,7 +77,7 @@ func TestMissingRights(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := wellCluster()
 			c.Refuse(test.refused...)
-			found := slices.DeleteFunc(operatorOf(t, c).Examine(t.Context()), func(f metadata.Finding) bool {
+			found := slices.DeleteFunc(operatorOf(t, c).Examine(t.Context()), func(f orchestrator.Finding) bool {
 				return f.Looked != looked
 			})
 			if len(found) != 1 || (test.want == "") != (found[0].Next == "") ||

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const storageClasses = "/apis/storage.k8s.io/v1/storageclasses"
@@ -27,7 +28,7 @@ func namespaced(namespace, resource string) string {
 // tracer collects a trace.
 type tracer struct {
 	*Client
-	trace metadata.Trace
+	trace orchestrator.Trace
 }
 
 // tracedPod has the fields of a Pod that are read.
@@ -76,14 +77,14 @@ type tracedAttachment struct {
 	}
 }
 
-// Trace implements [metadata.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes", "pods",
+// Trace implements [orchestrator.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes", "pods",
 // "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods", "events" and
 // "volumeattachments".
-func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadata.Trace, error) {
-	t := &tracer{Client: o.Client, trace: metadata.Trace{Orchestrator: metadata.OrchestratorKubernetes}}
+func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
+	t := &tracer{Client: o.Client, trace: orchestrator.Trace{Orchestrator: orchestrator.Kubernetes}}
 	claimKey, err := t.findClaim(ctx, subject)
 	if err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	var pod *tracedPod
 	if subject.Pod != "" {
@@ -92,17 +93,17 @@ func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadat
 		pod, err = t.podOf(ctx, claimKey)
 	}
 	if err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	volumeName := subject.Name
 	if claimKey != "" {
 		if volumeName, err = t.claim(ctx, claimKey); err != nil {
-			return metadata.Trace{}, err
+			return orchestrator.Trace{}, err
 		}
 	}
 	if volumeName != "" {
 		if err := t.volume(ctx, volumeName); err != nil {
-			return metadata.Trace{}, err
+			return orchestrator.Trace{}, err
 		}
 	}
 	if pod != nil && pod.Spec.NodeName != "" {
@@ -110,12 +111,12 @@ func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadat
 	}
 	if volumeName != "" {
 		if err := t.attachment(ctx, volumeName); err != nil {
-			return metadata.Trace{}, err
+			return orchestrator.Trace{}, err
 		}
 	}
 	if t.trace.Node != "" {
 		if err := t.node(ctx, t.trace.Node); err != nil {
-			return metadata.Trace{}, err
+			return orchestrator.Trace{}, err
 		}
 	}
 	if pod != nil {
@@ -132,7 +133,7 @@ func notThere(what string) error {
 }
 
 // findClaim returns namespace/name of the subject's claim, or "" for a volume without one.
-func (t *tracer) findClaim(ctx context.Context, subject metadata.Subject) (string, error) {
+func (t *tracer) findClaim(ctx context.Context, subject orchestrator.Subject) (string, error) {
 	switch {
 	case subject.Claim != "":
 		return subject.Claim, nil
@@ -248,7 +249,7 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 	t.trace.Claim = key
 	t.step("claim", "PersistentVolumeClaim "+key, c.Status.Phase, c.CreationTimestamp.Time)
 	if c.grows() {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.ExpansionPending)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.ExpansionPending)
 	}
 	if c.Spec.VolumeName != "" {
 		return c.Spec.VolumeName, nil
@@ -274,7 +275,7 @@ func (c claim) grows() bool {
 // class looks at the storage class of a claim without a volume.
 func (t *tracer) class(ctx context.Context, c claim) error {
 	if c.Spec.StorageClassName == nil || *c.Spec.StorageClassName == "" {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
 		return nil
 	}
 	var class struct {
@@ -291,7 +292,7 @@ func (t *tracer) class(ctx context.Context, c claim) error {
 		state = "does not exist"
 	}
 	if class.Provisioner != driver {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
 	}
 	t.step("claim", "StorageClass "+name, state, time.Time{})
 	return nil
@@ -319,7 +320,7 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 	}
 	if snapshot.Status == nil || !snapshot.Status.ReadyToUse {
 		t.step("claim", "VolumeSnapshot "+c.Spec.DataSource.Name, "not ready", snapshot.CreationTimestamp.Time)
-		t.trace.Conditions = append(t.trace.Conditions, metadata.SnapshotNotReady)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.SnapshotNotReady)
 	}
 	return nil
 }
@@ -341,7 +342,7 @@ func (t *tracer) volume(ctx context.Context, name string) error {
 		t.step("volume", "PersistentVolume "+name, "does not exist", time.Time{})
 	case v.Spec.CSI == nil || v.Spec.CSI.Driver != driver:
 		t.step("volume", "PersistentVolume "+name, "of another driver", v.CreationTimestamp.Time)
-		t.trace.Conditions = append(t.trace.Conditions, metadata.OtherDriver)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
 	default:
 		t.trace.VolumeID = v.Spec.CSI.VolumeHandle
 		t.step("volume", "PersistentVolume "+name, v.Status.Phase, v.CreationTimestamp.Time)
@@ -364,7 +365,7 @@ func (t *tracer) attachment(ctx context.Context, volumeName string) error {
 		if a.Status.Attached {
 			state = "attached to Node " + a.Spec.NodeName
 			if a.Spec.NodeName == t.trace.Node {
-				t.trace.Conditions = append(t.trace.Conditions, metadata.Attached)
+				t.trace.Conditions = append(t.trace.Conditions, orchestrator.Attached)
 			}
 		} else if e := a.Status.AttachError; e != nil {
 			t.say("attachment", e.Message, e.Time)
@@ -400,7 +401,7 @@ func (t *tracer) node(ctx context.Context, name string) error {
 	}
 	t.step("node", "Node "+name, state, n.CreationTimestamp.Time)
 	if state != "ready" {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NodeNotReady)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NodeNotReady)
 	}
 	var registered csiNode
 	if _, err := t.Do(ctx, getCSINode(url.PathEscape(name)), &registered, http.StatusNotFound); err != nil {
@@ -414,7 +415,7 @@ func (t *tracer) node(ctx context.Context, name string) error {
 	}
 	if state == "ready" {
 		t.step("node", "CSINode "+name, "without the plugin", time.Time{})
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NotRegistered)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NotRegistered)
 	}
 	return nil
 }
@@ -424,7 +425,7 @@ func (t *tracer) workload(ctx context.Context, p tracedPod) error {
 	t.trace.Workload = "pod " + p.key()
 	t.step("workload", "Pod "+p.key(), p.Status.Phase, p.Status.StartTime)
 	if p.Status.Phase == "Running" {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.Running)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Running)
 		return nil
 	}
 	return t.events(ctx, "workload", "Pod", p.Object)
@@ -445,7 +446,7 @@ func (t *tracer) events(ctx context.Context, link, kind string, of Object) error
 	if err != nil {
 		return err
 	}
-	attached := slices.Contains(t.trace.Conditions, metadata.Attached)
+	attached := slices.Contains(t.trace.Conditions, orchestrator.Attached)
 	for _, e := range all {
 		same := e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == of.Name && e.InvolvedObject.UID == string(of.UID)
 		// An attach that failed before it succeeded is no news.
@@ -461,14 +462,14 @@ func (t *tracer) events(ctx context.Context, link, kind string, of Object) error
 }
 
 func (t *tracer) step(link, object, state string, since time.Time) {
-	t.trace.Steps = append(t.trace.Steps, metadata.TraceStep{Link: link, Object: object, State: state, Since: since})
+	t.trace.Steps = append(t.trace.Steps, orchestrator.TraceStep{Link: link, Object: object, State: state, Since: since})
 }
 
 func (t *tracer) say(link, text string, last time.Time) {
 	t.trace.Messages = append(
 		t.trace.Messages,
-		metadata.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
+		orchestrator.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
 	)
 }
 
-var _ metadata.Tracer = (*Operator)(nil)
+var _ orchestrator.Tracer = (*Operator)(nil)

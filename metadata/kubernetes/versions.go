@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // sidecarVersions are the versions of the sidecars that the manifests name, by the container. Others are not tested
@@ -57,12 +57,12 @@ func (e *examination) versions(ctx context.Context) {
 	}
 	if len(others) > 0 {
 		e.add(
-			metadata.StatusWarning, looked,
-			"not those that the plugin is tested with: "+metadata.Some(slices.Sorted(maps.Keys(others))),
+			orchestrator.StatusWarning, looked,
+			"not those that the plugin is tested with: "+orchestrator.Some(slices.Sorted(maps.Keys(others))),
 			"apply the manifests or the chart of the plugin's own version: docs/reference/compatibility.md",
 		)
 	}
-	e.add(metadata.StatusOK, looked, fmt.Sprintf("%d pods of the plugin, of image version %s", len(pods),
+	e.add(orchestrator.StatusOK, looked, fmt.Sprintf("%d pods of the plugin, of image version %s", len(pods),
 		strings.Join(slices.Sorted(maps.Keys(plugins)), " and ")), "")
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // watched simulates the API server for lists and watches of one Node and its CSINode. It keeps every event, and records
@@ -546,7 +547,7 @@ func TestStartupTaintIsWatched(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := newWatched(t)
 		n := kubernetes.NewNode(w.options)
-		registration := metadata.Registration{Driver: driver, NodeID: idA}
+		registration := orchestrator.Registration{Driver: driver, NodeID: idA}
 		changes := n.Follow(t.Context())
 		signal(t, "at first", changes)
 		w.await("at first", 2, w.inAnyOrder(listNodes, watchNodes, "LIST "+allCSINodes, "WATCH "+allCSINodes)...)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // The policies of deploy/nomad/policies.
@@ -154,26 +154,26 @@ func (e *examination) acl(ctx context.Context, needs []string) {
 	management, off, err := e.management(ctx)
 	switch {
 	case err == nil && off:
-		e.add(metadata.StatusOK, looked, "off", "")
+		e.add(orchestrator.StatusOK, looked, "off", "")
 		return
 	case err == nil && management:
-		e.add(metadata.StatusOK, looked, "the token is a management token", "")
+		e.add(orchestrator.StatusOK, looked, "the token is a management token", "")
 		return
 	}
 	grants, err := e.grants(ctx)
 	if err != nil {
-		e.add(metadata.StatusWarning, looked, err.Error(), "set NOMAD_TOKEN to a token that is valid")
+		e.add(orchestrator.StatusWarning, looked, err.Error(), "set NOMAD_TOKEN to a token that is valid")
 		return
 	}
 	for _, name := range needs {
 		if missing := policyRules[name].missing(grants); len(missing) > 0 {
 			e.add(
-				metadata.StatusFailure, looked, fmt.Sprintf("the token lacks: %s", strings.Join(missing, ", ")),
+				orchestrator.StatusFailure, looked, fmt.Sprintf("the token lacks: %s", strings.Join(missing, ", ")),
 				"apply deploy/nomad/policies/"+name+".policy.hcl as its first lines say",
 			)
 			continue
 		}
-		e.add(metadata.StatusOK, looked, "the token has what "+name+".policy.hcl grants", "")
+		e.add(orchestrator.StatusOK, looked, "the token has what "+name+".policy.hcl grants", "")
 	}
 }
 

@@ -15,9 +15,10 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Drain implements [metadata.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then places
+// Drain implements [orchestrator.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then places
 // on other nodes. In each task group it stops one allocation at a time.
 //
 // It does not use Nomad's own drain, which also moves allocations that wait for their volumes. Those would request an
@@ -75,7 +76,7 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 // ineligible is the scheduling eligibility of a node that gets no new work.
 const ineligible = "ineligible"
 
-// Undrain implements [metadata.Drainer]. It finds the node also by the key that Drain has written: the node plugin
+// Undrain implements [orchestrator.Drainer]. It finds the node also by the key that Drain has written: the node plugin
 // there may not be known, or another node may be this instance now. If there is no such node, it was purged, and
 // nothing is left to do.
 func (r *Restarts) Undrain(ctx context.Context, instanceID, restartID string) error {
@@ -213,8 +214,8 @@ func (a allocation) hasVolume() bool {
 }
 
 var _ interface {
-	metadata.RestartRequester
-	metadata.Drainer
+	orchestrator.RestartRequester
+	orchestrator.Drainer
 } = (*Restarts)(nil)
 
-var _ metadata.RestartListener = (*Listener)(nil)
+var _ orchestrator.RestartListener = (*Listener)(nil)

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 var listPlugins = Operation{
@@ -33,21 +33,21 @@ type pluginStub struct {
 // examination collects findings.
 type examination struct {
 	*Operator
-	findings []metadata.Finding
+	findings []orchestrator.Finding
 }
 
-func (e *examination) add(status metadata.Status, looked, found, next string) {
+func (e *examination) add(status orchestrator.Status, looked, found, next string) {
 	e.findings = append(
 		e.findings,
-		metadata.Finding{Area: "nomad", Status: status, Looked: looked, Found: found, Next: next},
+		orchestrator.Finding{Area: "nomad", Status: status, Looked: looked, Found: found, Next: next},
 	)
 }
 
-// Examine implements [metadata.Examiner]. With ACLs on it needs plugin { policy = "read" } and the capability
+// Examine implements [orchestrator.Examiner]. With ACLs on it needs plugin { policy = "read" } and the capability
 // "csi-read-volume"; without node { policy = "read" } the reports about clients are not known. With the identity of a
 // job of the plugin, whose Needs lack [PolicyOperator], it looks only at what that job may read. It reads each list
 // once, and at most [maxClaimed] volumes.
-func (o *Operator) Examine(ctx context.Context) []metadata.Finding {
+func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
 	e := &examination{Operator: o}
 	e.acl(ctx, o.Needs)
 	operator := slices.Contains(o.Needs, PolicyOperator)
@@ -66,21 +66,21 @@ func (e *examination) health(ctx context.Context) {
 	const looked = "plugins"
 	all, err := e.plugins(ctx)
 	if err != nil {
-		e.add(metadata.StatusFailure, looked, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")
+		e.add(orchestrator.StatusFailure, looked, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")
 		return
 	}
 	if len(all) == 0 {
-		e.add(metadata.StatusFailure, looked, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md")
+		e.add(orchestrator.StatusFailure, looked, "no plugin of this driver is known", "run the jobs: docs/how-to/nomad.md")
 	}
 	for _, p := range all {
 		found := fmt.Sprintf("%s: %d of %d controllers and %d of %d nodes are healthy",
 			p.ID, p.ControllersHealthy, p.ControllersExpected, p.NodesHealthy, p.NodesExpected)
-		status := metadata.StatusOK
+		status := orchestrator.StatusOK
 		switch {
 		case p.ControllersHealthy == 0 || p.NodesHealthy == 0:
-			status = metadata.StatusFailure
+			status = orchestrator.StatusFailure
 		case p.ControllersHealthy < p.ControllersExpected || p.NodesHealthy < p.NodesExpected:
-			status = metadata.StatusWarning
+			status = orchestrator.StatusWarning
 		default:
 			e.add(status, looked, found, "")
 			continue
@@ -107,7 +107,7 @@ func (e *examination) sick(ctx context.Context, plugin string) string {
 	if len(where) == 0 {
 		return ""
 	}
-	return "; not on " + metadata.Some(where)
+	return "; not on " + orchestrator.Some(where)
 }
 
 const (
@@ -123,7 +123,7 @@ func (e *examination) claims(ctx context.Context) {
 	const looked = "claims of volumes"
 	all, err := e.volumes(ctx)
 	if err != nil {
-		e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
 		return
 	}
 	claimed := slices.DeleteFunc(all, func(v volumeStub) bool { return v.CurrentReaders+v.CurrentWriters == 0 })
@@ -138,7 +138,7 @@ func (e *examination) claims(ctx context.Context) {
 		})
 	}
 	if err := group.Wait(); err != nil {
-		e.add(metadata.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
 		return
 	}
 	dead := 0
@@ -149,14 +149,14 @@ func (e *examination) claims(ctx context.Context) {
 		}
 		dead++
 		e.add(
-			metadata.StatusWarning, looked,
+			orchestrator.StatusWarning, looked,
 			fmt.Sprintf("%s/%s is claimed by %s, which is %s", v.Namespace, v.ID, v.Allocations[ended].label(),
 				v.Allocations[ended].ClientStatus),
 			"nomad system gc; if the claim is still there after five minutes: docs/how-to/troubleshooting-nomad.md#stuck",
 		)
 	}
 	if dead == 0 {
-		e.add(metadata.StatusOK, looked, fmt.Sprintf("%d are claimed; of the %d that changed last, none by an allocation "+
+		e.add(orchestrator.StatusOK, looked, fmt.Sprintf("%d are claimed; of the %d that changed last, none by an allocation "+
 			"that has ended", len(claimed), len(read)), "")
 	}
 }
@@ -167,9 +167,9 @@ const lookedReports = "reports about clients"
 func (e *examination) reports(ctx context.Context) {
 	switch err := e.readReports(ctx); {
 	case errors.Is(err, httpStatus(http.StatusForbidden)):
-		e.add(metadata.StatusOK, lookedReports, `not known: the token lacks node { policy = "read" }`, "")
+		e.add(orchestrator.StatusOK, lookedReports, `not known: the token lacks node { policy = "read" }`, "")
 	case err != nil:
-		e.add(metadata.StatusWarning, lookedReports, err.Error(), "repeat the command")
+		e.add(orchestrator.StatusWarning, lookedReports, err.Error(), "repeat the command")
 	}
 }
 
@@ -189,10 +189,10 @@ func (e *examination) readReports(ctx context.Context) error {
 		}
 		if report := info.Meta[keyReport]; report != "" {
 			found := fmt.Sprintf("client %s: %s", n.Name, strings.Join(strings.Fields(report), " "))
-			e.add(metadata.StatusOK, lookedReports, found, "")
+			e.add(orchestrator.StatusOK, lookedReports, found, "")
 		}
 	}
 	return nil
 }
 
-var _ metadata.Examiner = (*Operator)(nil)
+var _ orchestrator.Examiner = (*Operator)(nil)

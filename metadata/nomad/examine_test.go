@@ -16,8 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // wellNomad is a Nomad without ACLs in which all is well.
@@ -54,55 +54,55 @@ func withPolicy(a answers, policies ...object) {
 
 // Each problem of a Nomad is one line, and the examination only reads.
 func TestExamine(t *testing.T) {
-	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
+	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
 	for name, test := range map[string]struct {
 		change func(a answers)
-		want   map[string]metadata.Status
+		want   map[string]orchestrator.Status
 		says   string
 	}{
-		"all is well": {func(answers) {}, map[string]metadata.Status{}, "1 are claimed; of the 1 "},
+		"all is well": {func(answers) {}, map[string]orchestrator.Status{}, "1 are claimed; of the 1 "},
 		"a node down": {func(a answers) {
 			a["/v1/plugins"] = []object{pluginOf(1, 1, 1, 2)}
 			a.at("/v1/plugin/csi/oxide")["Nodes"].(object)[nodeA] = object{"HealthDescription": "socket is gone"}
-		}, map[string]metadata.Status{"plugins": warning}, "1 of 2 nodes are healthy; not on a0000000 (socket is gone)"},
+		}, map[string]orchestrator.Status{"plugins": warning}, "1 of 2 nodes are healthy; not on a0000000 (socket is gone)"},
 		"no controller": {func(a answers) { a["/v1/plugins"] = []object{pluginOf(0, 1, 2, 2)} },
-			map[string]metadata.Status{"plugins": failure}, "0 of 1 controllers"},
+			map[string]orchestrator.Status{"plugins": failure}, "0 of 1 controllers"},
 		"not installed": {func(a answers) { a["/v1/plugins"] = []object{{"ID": "x", "Provider": "other.example"}} },
-			map[string]metadata.Status{"plugins": failure}, "no plugin of this driver"},
+			map[string]orchestrator.Status{"plugins": failure}, "no plugin of this driver"},
 		"not allowed": {func(a answers) { a["/v1/plugins"] = refusal(http.StatusForbidden) },
-			map[string]metadata.Status{"plugins": failure}, "HTTP 403"},
+			map[string]orchestrator.Status{"plugins": failure}, "HTTP 403"},
 		"dead claim": {func(a answers) {
 			a.at("/v1/volume/csi/data")["Allocations"] = []object{stub(allocEnded, "client-2", "lost")}
-		}, map[string]metadata.Status{"claims of volumes": warning}, "shop/data is claimed by allocation 6b7d9b11"},
+		}, map[string]orchestrator.Status{"claims of volumes": warning}, "shop/data is claimed by allocation 6b7d9b11"},
 		"report": {func(a answers) {
 			a.at("/v1/node/" + nodeA)["Meta"] = object{"unique.oxide.restart_report": "2026 RestartRefused: why"}
-		}, map[string]metadata.Status{}, "client client-1: 2026 RestartRefused: why"},
+		}, map[string]orchestrator.Status{}, "client client-1: 2026 RestartRefused: why"},
 		"reports cannot be read": {func(a answers) { a["/v1/nodes"] = refusal(http.StatusInternalServerError) },
-			map[string]metadata.Status{"reports about clients": warning}, "HTTP 500"},
+			map[string]orchestrator.Status{"reports about clients": warning}, "HTTP 500"},
 		"management token": {func(a answers) { a["/v1/acl/token/self"] = object{"Type": "management"} },
-			map[string]metadata.Status{}, "management token"},
+			map[string]orchestrator.Status{}, "management token"},
 		"invalid token": {func(a answers) {
 			a["/v1/acl/token/self"], a["/v1/acl/policies"] = refusal(http.StatusForbidden), refusal(http.StatusForbidden)
-		}, map[string]metadata.Status{"ACLs": warning}, "HTTP 403"},
+		}, map[string]orchestrator.Status{"ACLs": warning}, "HTTP 403"},
 		"enough": {func(a answers) {
 			withPolicy(a, object{
 				"Node": object{"Policy": "write"}, "Plugin": object{"Policy": "read"},
 				"Namespaces": []object{{"Name": "*", "Policy": "write"}},
 			})
-		}, map[string]metadata.Status{}, "what restart-drain.policy.hcl grants"},
+		}, map[string]orchestrator.Status{}, "what restart-drain.policy.hcl grants"},
 		"one namespace where all are needed": {func(a answers) {
 			withPolicy(a, object{
 				"Node": object{"Policy": "write"}, "Plugin": object{"Policy": "read"},
 				"Namespaces": []object{{"Name": "shop", "Policy": "write"}},
 			})
-		}, map[string]metadata.Status{"ACLs": failure}, "the token lacks: capability read-job, capability alloc-lifecycle"},
+		}, map[string]orchestrator.Status{"ACLs": failure}, "the token lacks: capability read-job, capability alloc-lifecycle"},
 		"too little": {func(a answers) {
 			withPolicy(a, object{
 				"Node": object{"Policy": "read"}, "Namespaces": []object{
 					{"Name": "*", "Capabilities": []string{"read-job"}}, {"Name": "shop", "Policy": "write"},
 				},
 			})
-		}, map[string]metadata.Status{"ACLs": failure},
+		}, map[string]orchestrator.Status{"ACLs": failure},
 			`the token lacks: node { policy = "write" }, plugin { policy = "read" }`},
 		"capabilities of two namespaces": {func(a answers) {
 			withPolicy(a, object{
@@ -114,7 +114,7 @@ func TestExamine(t *testing.T) {
 					{"Name": "shop", "Capabilities": []string{"submit-job", "read-logs"}},
 				},
 			})
-		}, map[string]metadata.Status{"ACLs": failure}, "the token lacks: capability submit-job, capability read-logs\n"},
+		}, map[string]orchestrator.Status{"ACLs": failure}, "the token lacks: capability submit-job, capability read-logs\n"},
 		"capabilities of two policies": {func(a answers) {
 			withPolicy(a, object{
 				"Node": object{"Policy": "write"}, "Plugin": object{"Policy": "read"},
@@ -122,14 +122,14 @@ func TestExamine(t *testing.T) {
 			}, object{"Namespaces": []object{{"Name": "*", "Capabilities": []string{
 				"alloc-lifecycle", "csi-write-volume", "csi-mount-volume", "submit-job", "read-logs",
 			}}}})
-		}, map[string]metadata.Status{}, "what restart-drain.policy.hcl grants"},
+		}, map[string]orchestrator.Status{}, "what restart-drain.policy.hcl grants"},
 		"another policy denies a namespace": {func(a answers) {
 			all := object{
 				"Node": object{"Policy": "write"}, "Plugin": object{"Policy": "read"},
 				"Namespaces": []object{{"Name": "*", "Policy": "write"}},
 			}
 			withPolicy(a, all, object{"Namespaces": []object{{"Name": "*", "Capabilities": []string{"deny"}}}})
-		}, map[string]metadata.Status{"ACLs": failure}, "the token lacks: capability read-job, capability alloc-lifecycle\n"},
+		}, map[string]orchestrator.Status{"ACLs": failure}, "the token lacks: capability read-job, capability alloc-lifecycle\n"},
 		"another policy denies": {func(a answers) {
 			all := object{
 				"Node": object{"Policy": "write"}, "Plugin": object{"Policy": "read"},
@@ -139,7 +139,7 @@ func TestExamine(t *testing.T) {
 				"Node": object{"Policy": "deny"}, "Plugin": object{"Policy": "deny"},
 				"Namespaces": []object{{"Name": "*", "Policy": "deny"}},
 			}, all)
-		}, map[string]metadata.Status{"ACLs": failure},
+		}, map[string]orchestrator.Status{"ACLs": failure},
 			`the token lacks: node { policy = "write" }, plugin { policy = "read" }`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,12 +148,12 @@ func TestExamine(t *testing.T) {
 			options, calls := serveNomad(t, a)
 			operator := nomad.NewOperator(options)
 			operator.Needs = []string{nomad.PolicyRestartController, nomad.PolicyRestartDrain, nomad.PolicyOperator}
-			got, text := map[string]metadata.Status{}, ""
+			got, text := map[string]orchestrator.Status{}, ""
 			for _, f := range operator.Examine(t.Context()) {
-				if f.Status != metadata.StatusOK {
+				if f.Status != orchestrator.StatusOK {
 					got[f.Looked] = f.Status
 				}
-				if f.Found == "" || f.Area != "nomad" || (f.Next == "") != (f.Status == metadata.StatusOK) {
+				if f.Found == "" || f.Area != "nomad" || (f.Next == "") != (f.Status == orchestrator.StatusOK) {
 					t.Errorf("incomplete: %+v", f)
 				}
 				text += f.Found + "\n"
@@ -188,7 +188,7 @@ func TestExamineWithTheOperatorsPolicy(t *testing.T) {
 		operator.Needs = []string{nomad.PolicyOperator}
 		reports := 0
 		for _, f := range operator.Examine(t.Context()) {
-			if f.Status != metadata.StatusOK {
+			if f.Status != orchestrator.StatusOK {
 				t.Errorf("without %s: %+v", hidden, f)
 			}
 			if f.Looked == "reports about clients" && strings.Contains(f.Found, "not known") {

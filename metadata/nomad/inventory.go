@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Operator reads what Nomad knows of the plugin's volumes, for the commands of an operator. It changes nothing.
@@ -32,19 +33,19 @@ type volumeStub struct {
 	ModifyTime int64
 }
 
-// Inventory implements [metadata.Inventorist]. Nomad leaves out of its lists what a token may not read, without an
+// Inventory implements [orchestrator.Inventorist]. Nomad leaves out of its lists what a token may not read, without an
 // error. So with ACLs on it needs a management token.
-func (o *Operator) Inventory(ctx context.Context) (metadata.Inventory, error) {
+func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error) {
 	if err := o.seesAll(ctx); err != nil {
-		return metadata.Inventory{}, err
+		return orchestrator.Inventory{}, err
 	}
 	volumes, err := o.volumes(ctx)
 	if err != nil {
-		return metadata.Inventory{}, err
+		return orchestrator.Inventory{}, err
 	}
-	known := metadata.Inventory{SnapshotsUnknown: true}
+	known := orchestrator.Inventory{SnapshotsUnknown: true}
 	for _, v := range volumes {
-		known.Volumes = append(known.Volumes, metadata.KnownObject{
+		known.Volumes = append(known.Volumes, orchestrator.KnownObject{
 			ID: v.ExternalID, Object: "Nomad volume " + v.ID + " in namespace " + v.Namespace,
 		})
 	}
@@ -119,4 +120,4 @@ func (o *Operator) seesAll(ctx context.Context) error {
 	}
 }
 
-var _ metadata.Inventorist = (*Operator)(nil)
+var _ orchestrator.Inventorist = (*Operator)(nil)

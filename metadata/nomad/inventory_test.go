@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // With ACLs on, Nomad hides volumes from a token without rights and answers no error. So only a management token, or a
@@ -59,7 +59,7 @@ func TestInventory(t *testing.T) {
 			if (err == nil) != test.ok {
 				t.Fatalf("%+v, %v", known, err)
 			}
-			want := []metadata.KnownObject{
+			want := []orchestrator.KnownObject{
 				{ID: idA, Object: "Nomad volume a in namespace default"}, {ID: idB, Object: "Nomad volume b in namespace prod"},
 			}
 			if !test.ok {

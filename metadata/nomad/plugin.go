@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // pluginInfo has the fields of a plugin that are read. Its two halves are keyed by the ID of the client.
@@ -106,14 +107,14 @@ func (o *Operator) plugin(ctx context.Context, id string) (info pluginInfo, err 
 	return info, err
 }
 
-// Logs implements [metadata.LogReader]. With ACLs on it needs plugin { policy = "read" }, and for the namespace of the
+// Logs implements [orchestrator.LogReader]. With ACLs on it needs plugin { policy = "read" }, and for the namespace of the
 // plugin's jobs the capabilities "read-logs" and "read-job".
-func (o *Operator) Logs(ctx context.Context) ([]metadata.Log, error) {
+func (o *Operator) Logs(ctx context.Context) ([]orchestrator.Log, error) {
 	plugins, err := o.plugins(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var logs []metadata.Log
+	var logs []orchestrator.Log
 	for _, stub := range plugins {
 		info, err := o.plugin(ctx, stub.ID)
 		if err != nil {
@@ -124,12 +125,12 @@ func (o *Operator) Logs(ctx context.Context) ([]metadata.Log, error) {
 			return nil, err
 		}
 		for _, a := range allocations {
-			if len(logs) < metadata.MaxLogs {
+			if len(logs) < orchestrator.MaxLogs {
 				logs = append(logs, o.log(ctx, a)...)
 			}
 		}
 	}
-	return logs[:min(len(logs), metadata.MaxLogs)], nil
+	return logs[:min(len(logs), orchestrator.MaxLogs)], nil
 }
 
 // interesting are the allocations of the plugin in the order in which their logs are of interest. It returns an error
@@ -156,9 +157,9 @@ func (p pluginInfo) interesting() ([]allocationStub, error) {
 }
 
 // log reads the logs of an allocation's tasks.
-func (o *Operator) log(ctx context.Context, a allocationStub) (logs []metadata.Log) {
+func (o *Operator) log(ctx context.Context, a allocationStub) (logs []orchestrator.Log) {
 	for _, task := range slices.Sorted(maps.Keys(a.TaskStates)) {
-		one := metadata.Log{Name: url.PathEscape(fmt.Sprintf("%s_%.8s_%s", a.JobID, a.ID, task))}
+		one := orchestrator.Log{Name: url.PathEscape(fmt.Sprintf("%s_%.8s_%s", a.JobID, a.ID, task))}
 		one.Text, one.Err = o.logOf(ctx, a.ID, task)
 		logs = append(logs, one)
 	}
@@ -167,7 +168,7 @@ func (o *Operator) log(ctx context.Context, a allocationStub) (logs []metadata.L
 
 func (o *Operator) logOf(ctx context.Context, allocation, task string) (text string, err error) {
 	query := url.Values{
-		"task": {task}, "type": {"stderr"}, "origin": {"end"}, "offset": {strconv.Itoa(metadata.MaxLogBytes)},
+		"task": {task}, "type": {"stderr"}, "origin": {"end"}, "offset": {strconv.Itoa(orchestrator.MaxLogBytes)},
 		"plain": {"true"},
 	}
 	op := reading(
@@ -181,7 +182,7 @@ func (o *Operator) logOf(ctx context.Context, allocation, task string) (text str
 		if err != nil {
 			return err
 		}
-		raw, err := io.ReadAll(io.LimitReader(body, metadata.MaxLogBytes))
+		raw, err := io.ReadAll(io.LimitReader(body, orchestrator.MaxLogBytes))
 		text = wholeLines(string(raw))
 		return errors.Join(err, body.Close())
 	})
@@ -190,11 +191,11 @@ func (o *Operator) logOf(ctx context.Context, allocation, task string) (text str
 
 // wholeLines leaves out the first line of a text of the full length, which may lack its begin.
 func wholeLines(text string) string {
-	if len(text) < metadata.MaxLogBytes {
+	if len(text) < orchestrator.MaxLogBytes {
 		return text
 	}
 	_, rest, _ := strings.Cut(text, "\n")
 	return rest
 }
 
-var _ metadata.LogReader = (*Operator)(nil)
+var _ orchestrator.LogReader = (*Operator)(nil)

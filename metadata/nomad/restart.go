@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Controller and node plugin exchange the messages of a planned restart in the dynamic metadata of the Nomad client.
@@ -47,7 +48,7 @@ func restartOperation(what string) Operation {
 	}
 }
 
-// Restarts is the controller's half of planned restarts: a [metadata.RestartRequester] and a [metadata.Drainer]. With
+// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester] and a [orchestrator.Drainer]. With
 // ACLs on it needs
 //
 //	plugin { policy = "read" }
@@ -61,7 +62,7 @@ type Restarts struct {
 // NewRestarts makes the controller's half. It does no I/O.
 func NewRestarts(options Options) *Restarts { return &Restarts{options: options} }
 
-// Request implements [metadata.RestartRequester].
+// Request implements [orchestrator.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
 	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
@@ -71,49 +72,49 @@ func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) er
 	return err
 }
 
-// Reply implements [metadata.RestartRequester]. If the client is down, the reply comes from the servers.
-func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+// Reply implements [orchestrator.RestartRequester]. If the client is down, the reply comes from the servers.
+func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	_, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readOrAskServers)
 	if err != nil || meta[keyRestart] != restartID {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
-	return metadata.ParseRestartReply(meta[keyReply], restartID), nil
+	return orchestrator.ParseRestartReply(meta[keyReply], restartID), nil
 }
 
-// Withdraw implements [metadata.RestartRequester].
-func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+// Withdraw implements [orchestrator.RestartRequester].
+func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	node, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readClient)
 	if err != nil {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	what := "withdraw the restart of " + node
-	reply := metadata.ParseRestartReply(meta[keyReply], restartID)
+	reply := orchestrator.ParseRestartReply(meta[keyReply], restartID)
 	switch requested := meta[keyRestart]; {
 	case requested != restartID && requested != "":
-		return metadata.RestartReply{}, nil
-	case requested == restartID && reply.State == metadata.RestartAccepted:
+		return orchestrator.RestartReply{}, nil
+	case requested == restartID && reply.State == orchestrator.RestartAccepted:
 		return reply, nil
 	case requested == restartID:
 		if meta, err = r.options.apply(ctx, what, node, keys{keyRestart: nil}); err != nil {
-			return metadata.RestartReply{}, err
+			return orchestrator.RestartReply{}, err
 		}
-		reply = metadata.ParseRestartReply(meta[keyReply], restartID)
+		reply = orchestrator.ParseRestartReply(meta[keyReply], restartID)
 	}
 	switch {
-	case reply.State == metadata.RestartAccepted:
+	case reply.State == orchestrator.RestartAccepted:
 		// The node plugin accepted before the request was withdrawn, in this call or in an earlier call that did not
 		// finish. Restore the request, because later replies are found by its ID.
 		_, err = r.options.apply(ctx, what, node, keys{keyRestart: &restartID})
-	case reply.State != metadata.RestartUnanswered:
+	case reply.State != orchestrator.RestartUnanswered:
 		_, err = r.options.apply(ctx, what, node, keys{keyReply: nil})
 	}
 	if err != nil {
-		return metadata.RestartReply{}, err
+		return orchestrator.RestartReply{}, err
 	}
 	return reply, nil
 }
 
-// Forget implements [metadata.RestartRequester].
+// Forget implements [orchestrator.RestartRequester].
 func (r *Restarts) Forget(ctx context.Context, instanceID, restartID string) error {
 	node, meta, err := r.restartedNode(ctx, instanceID, restartID, r.options.readClient)
 	if err != nil || meta[keyRestart] != restartID {
@@ -157,12 +158,12 @@ func (r *Restarts) restartedNode(
 // concerns reports whether a node's metadata has the request for a restart or a reply to it.
 func concerns(meta map[string]string, restartID string) bool {
 	return meta[keyRestart] == restartID ||
-		metadata.ParseRestartReply(meta[keyReply], restartID).State != metadata.RestartUnanswered
+		orchestrator.ParseRestartReply(meta[keyReply], restartID).State != orchestrator.RestartUnanswered
 }
 
-// Report implements [metadata.RestartRequester]. Nomad has no events that a plugin can write. So the last report is
+// Report implements [orchestrator.RestartRequester]. Nomad has no events that a plugin can write. So the last report is
 // written into the client's metadata, which "nomad node meta read" shows.
-func (r *Restarts) Report(ctx context.Context, instanceID string, report metadata.Report) error {
+func (r *Restarts) Report(ctx context.Context, instanceID string, report orchestrator.Report) error {
 	node, err := r.nodeID(ctx, r.options, instanceID)
 	if err != nil {
 		return err
@@ -172,7 +173,7 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report metadat
 	return err
 }
 
-// Listener is the node's half of planned restarts: a [metadata.RestartListener]. With ACLs on it needs
+// Listener is the node's half of planned restarts: a [orchestrator.RestartListener]. With ACLs on it needs
 //
 //	plugin { policy = "read" }
 //	node { policy = "write" }
@@ -190,20 +191,20 @@ func NewListener(options Options, instanceID string) *Listener {
 // ownNode stands for the client of the agent that gets the request.
 const ownNode = ""
 
-// Requested implements [metadata.RestartListener].
-func (l *Listener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
+// Requested implements [orchestrator.RestartListener].
+func (l *Listener) Requested(ctx context.Context) (string, orchestrator.RestartReply, error) {
 	meta, err := l.options.read(ctx, "read whether a restart is requested", ownNode)
 	if err != nil || meta[keyRestart] == "" {
-		return "", metadata.RestartReply{}, err
+		return "", orchestrator.RestartReply{}, err
 	}
-	return meta[keyRestart], metadata.ParseRestartReply(meta[keyReply], meta[keyRestart]), nil
+	return meta[keyRestart], orchestrator.ParseRestartReply(meta[keyReply], meta[keyRestart]), nil
 }
 
 // pollInterval is the time between two reads of the client's metadata. Nomad has no blocking query for it. The client
 // answers from memory, without asking a server.
 const pollInterval = 5 * time.Second
 
-// Changes implements [metadata.RestartListener].
+// Changes implements [orchestrator.RestartListener].
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	changes := make(chan struct{}, 1)
 	changes <- struct{}{}
@@ -222,9 +223,9 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Reply implements [metadata.RestartListener]. When it accepts, it waits until the servers have the reply, because the
+// Reply implements [orchestrator.RestartListener]. When it accepts, it waits until the servers have the reply, because the
 // client stops with the guest.
-func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.RestartReply) error {
+func (l *Listener) Reply(ctx context.Context, restartID string, reply orchestrator.RestartReply) error {
 	what := "reply to a restart"
 	meta, err := l.options.read(ctx, what, ownNode)
 	if err != nil {
@@ -243,7 +244,7 @@ func (l *Listener) Reply(ctx context.Context, restartID string, reply metadata.R
 		}
 		return notRequested(restartID)
 	}
-	if reply.State != metadata.RestartAccepted {
+	if reply.State != orchestrator.RestartAccepted {
 		return nil
 	}
 	node, err := l.nodeID(ctx, l.options, l.instanceID)
@@ -397,7 +398,7 @@ func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID stri
 	}
 	return "", &metadata.Error{
 		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
-		What: fmt.Sprintf("the plugins of the nodes %s report instance %s", metadata.Some(found), instanceID),
+		What: fmt.Sprintf("the plugins of the nodes %s report instance %s", orchestrator.Some(found), instanceID),
 		Next: "correct the instance ID of the wrong one, or wait until Nomad forgets the node that is gone",
 	}
 }

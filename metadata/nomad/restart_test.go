@@ -24,6 +24,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
 const idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
@@ -226,13 +228,13 @@ func (r *region) learn(node string) {
 }
 
 func TestRestartConformance(t *testing.T) {
-	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+	orchestratortest.RunRestart(t, func(t *testing.T) orchestratortest.RestartHarness {
 		r := newRegion(t)
 		controller, a, b := r.agent("none"), r.agent(nodeA), r.agent(nodeB)
-		return metadatatest.RestartHarness{
-			NewRequester: func() metadata.RestartRequester { return nomad.NewRestarts(controller) },
-			NewListener:  func() metadata.RestartListener { return nomad.NewListener(a, idA) },
-			NewOther:     func() metadata.RestartListener { return nomad.NewListener(b, idB) },
+		return orchestratortest.RestartHarness{
+			NewRequester: func() orchestrator.RestartRequester { return nomad.NewRestarts(controller) },
+			NewListener:  func() orchestrator.RestartListener { return nomad.NewListener(a, idA) },
+			NewOther:     func() orchestrator.RestartListener { return nomad.NewListener(b, idB) },
 			Instance:     idA,
 			Other:        idB,
 			Break:        func(f metadatatest.Fault) { r.set(func() { r.fault = f }) },
@@ -245,7 +247,7 @@ func TestRestartConformance(t *testing.T) {
 			},
 			Secrets: []string{token, "canary"},
 			Cannot: map[metadatatest.Ability]string{
-				metadatatest.CanReportChanges: "its client's metadata has no blocking query",
+				orchestratortest.CanReportChanges: "its client's metadata has no blocking query",
 			},
 		}
 	})
@@ -260,7 +262,7 @@ func TestReplyWaitsForTheServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.set(func() { r.lag = true })
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}
 	replied := make(chan error, 1)
 	go func() { replied <- listener.Reply(t.Context(), "1", accepted) }()
 	// Other changes do not end the wait.
@@ -314,7 +316,7 @@ func (r *region) read(node, key string) string {
 func TestWithdrawOfAnAcceptedRestart(t *testing.T) {
 	r := newRegion(t)
 	requester := nomad.NewRestarts(r.agent("none"))
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}
 	r.meta[nodeA]["unique.oxide.restart_reply"] = accepted.Text("1")
 	if got, err := requester.Withdraw(t.Context(), idA, "1"); err != nil || got != accepted {
 		t.Fatalf("%+v, %v", got, err)
@@ -326,8 +328,8 @@ func TestWithdrawOfAnAcceptedRestart(t *testing.T) {
 
 // A node that reports the instance's ID only since the request does not answer for the node that was asked.
 func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted}
-	type call = func(r *nomad.Restarts, ctx context.Context, instance, restart string) (metadata.RestartReply, error)
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted}
+	type call = func(r *nomad.Restarts, ctx context.Context, instance, restart string) (orchestrator.RestartReply, error)
 	for name, do := range map[string]call{"reply": (*nomad.Restarts).Reply, "withdrawal": (*nomad.Restarts).Withdraw} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegion(t)
@@ -345,7 +347,7 @@ func TestAnswerOfTheNodeThatWasAsked(t *testing.T) {
 			if got, err := do(requester, t.Context(), idA, "1"); err != nil || got != accepted {
 				t.Errorf("%+v, %v", got, err)
 			}
-			if got, err := requester.Withdraw(t.Context(), idA, "2"); err != nil || got.State != metadata.RestartUnanswered {
+			if got, err := requester.Withdraw(t.Context(), idA, "2"); err != nil || got.State != orchestrator.RestartUnanswered {
 				t.Errorf("withdrawal of another restart: %+v, %v", got, err)
 			}
 			r.set(func() { r.down[nodeA] = false })
@@ -365,14 +367,14 @@ func TestRestartKeys(t *testing.T) {
 	if err := listener.Reply(
 		t.Context(),
 		"1",
-		metadata.RestartReply{State: metadata.RestartRefused, Reason: "why"},
+		orchestrator.RestartReply{State: orchestrator.RestartRefused, Reason: "why"},
 	); err != nil {
 		t.Fatal(err)
 	}
 	if err := requester.Report(
 		t.Context(),
 		idA,
-		metadata.Report{Event: metadata.EventRestartRefused, Message: "why"},
+		orchestrator.Report{Event: orchestrator.EventRestartRefused, Message: "why"},
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -573,7 +575,7 @@ func TestClientHangs(t *testing.T) {
 	if err := requester.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	accepted := metadata.RestartReply{State: metadata.RestartAccepted, Boot: "b"}
+	accepted := orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}
 	if err := nomad.NewListener(r.agent(nodeA), idA).Reply(t.Context(), "1", accepted); err != nil {
 		t.Fatal(err)
 	}

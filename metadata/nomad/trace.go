@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // tracePolicy is what explaining a volume needs with ACLs on.
@@ -68,38 +69,38 @@ func (j volumeJob) sources() (ids []string) {
 // tracer collects a trace.
 type tracer struct {
 	*Operator
-	trace metadata.Trace
+	trace orchestrator.Trace
 }
 
-// Trace implements [metadata.Tracer]. The claim of a subject is NAMESPACE/VOLUME, its name the ID of a volume, or the
+// Trace implements [orchestrator.Tracer]. The claim of a subject is NAMESPACE/VOLUME, its name the ID of a volume, or the
 // ID of an allocation or its beginning. With ACLs on it needs the policy operator.policy.hcl, node { policy = "read" },
 // and for what the plugin says the capabilities "read-job" and "read-logs" in the namespace of its jobs.
-func (o *Operator) Trace(ctx context.Context, subject metadata.Subject) (metadata.Trace, error) {
-	t := &tracer{Operator: o, trace: metadata.Trace{Orchestrator: metadata.OrchestratorNomad}}
+func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
+	t := &tracer{Operator: o, trace: orchestrator.Trace{Orchestrator: orchestrator.Nomad}}
 	if subject.Pod != "" {
-		return metadata.Trace{}, notThere("a pod in Nomad")
+		return orchestrator.Trace{}, notThere("a pod in Nomad")
 	}
 	stub, used, err := t.find(ctx, subject)
 	if err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	volume, err := t.volume(ctx, stub)
 	if err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	if used == nil {
 		used = volume.user()
 	}
 	plugin, err := t.plugin(ctx, volume.PluginID)
 	if err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	t.claims(volume, used)
 	if used == nil {
 		return t.trace, nil
 	}
 	if err := t.node(ctx, *used, plugin); err != nil {
-		return metadata.Trace{}, err
+		return orchestrator.Trace{}, err
 	}
 	t.workload(ctx, *used, plugin)
 	return t.trace, nil
@@ -114,7 +115,7 @@ func notThere(what string) error {
 }
 
 // find finds the subject's volume, and its allocation if the subject is one.
-func (t *tracer) find(ctx context.Context, s metadata.Subject) (volumeStub, *allocationStub, error) {
+func (t *tracer) find(ctx context.Context, s orchestrator.Subject) (volumeStub, *allocationStub, error) {
 	volumes, err := t.volumes(ctx)
 	if err != nil {
 		return volumeStub{}, nil, err
@@ -196,7 +197,7 @@ func (t *tracer) volume(ctx context.Context, stub volumeStub) (v volumeInfo, err
 	}
 	t.step("volume", "Nomad volume "+t.trace.Claim, state, unixNano(v.CreateTime))
 	if v.ControllersHealthy == 0 {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NoController)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NoController)
 	}
 	return v, nil
 }
@@ -217,10 +218,10 @@ func (t *tracer) claims(v volumeInfo, used *allocationStub) {
 	for _, a := range v.Allocations {
 		t.step("attachment", "claim of "+a.label(), a.ClientStatus+" on client "+cmp.Or(a.NodeName, a.NodeID), a.created())
 		switch {
-		case a.ended() && !slices.Contains(t.trace.Conditions, metadata.ClaimOfEnded):
-			t.trace.Conditions = append(t.trace.Conditions, metadata.ClaimOfEnded)
+		case a.ended() && !slices.Contains(t.trace.Conditions, orchestrator.ClaimOfEnded):
+			t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimOfEnded)
 		case used != nil && a.ID == used.ID && a.ClientStatus == "running":
-			t.trace.Conditions = append(t.trace.Conditions, metadata.Attached)
+			t.trace.Conditions = append(t.trace.Conditions, orchestrator.Attached)
 		}
 	}
 }
@@ -246,7 +247,7 @@ func (t *tracer) node(ctx context.Context, a allocationStub, plugin pluginInfo) 
 	}
 	t.step("node", "Nomad client "+t.trace.Node, state, time.Time{})
 	if state != "ready" {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NodeNotReady)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NodeNotReady)
 	}
 	if report := node.Meta[keyReport]; report != "" && a.ClientStatus != "running" {
 		t.say("instance", report, time.Time{})
@@ -257,10 +258,10 @@ func (t *tracer) node(ctx context.Context, a allocationStub, plugin pluginInfo) 
 	case half.Healthy:
 	case has:
 		t.step("node", "node plugin there", "not healthy: "+half.HealthDescription, time.Time{})
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NotRegistered)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NotRegistered)
 	case state == "ready":
 		t.step("node", "node plugin there", "does not run", time.Time{})
-		t.trace.Conditions = append(t.trace.Conditions, metadata.NotRegistered)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NotRegistered)
 	}
 	return nil
 }
@@ -271,7 +272,7 @@ func (t *tracer) workload(ctx context.Context, a allocationStub, plugin pluginIn
 	t.trace.Workload = a.label()
 	t.step("workload", a.label(), a.ClientStatus, a.created())
 	if a.ClientStatus == "running" {
-		t.trace.Conditions = append(t.trace.Conditions, metadata.Running)
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Running)
 		return
 	}
 	for _, task := range a.TaskStates {
@@ -348,14 +349,14 @@ func (t *tracer) unknown(err error) {
 }
 
 func (t *tracer) step(link, object, state string, since time.Time) {
-	t.trace.Steps = append(t.trace.Steps, metadata.TraceStep{Link: link, Object: object, State: state, Since: since})
+	t.trace.Steps = append(t.trace.Steps, orchestrator.TraceStep{Link: link, Object: object, State: state, Since: since})
 }
 
 func (t *tracer) say(link, text string, last time.Time) {
 	t.trace.Messages = append(
 		t.trace.Messages,
-		metadata.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
+		orchestrator.TraceMessage{Link: link, Text: strings.Join(strings.Fields(text), " "), Last: last},
 	)
 }
 
-var _ metadata.Tracer = (*Operator)(nil)
+var _ orchestrator.Tracer = (*Operator)(nil)

@@ -17,8 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -142,7 +142,7 @@ func (a answers) at(path string) object { return a[path].(object) }
 // The same volume is found by its external ID, its namespace and ID, and its allocation. Why it waits is in the log.
 func TestTrace(t *testing.T) {
 	options, calls := serveNomad(t, waiting())
-	for _, subject := range []metadata.Subject{
+	for _, subject := range []orchestrator.Subject{
 		{VolumeID: idB}, {Claim: "shop/data"}, {VolumeID: allocWaits}, {Name: allocWaits[:8]}, {Name: allocWaits[:5]},
 		{Name: allocWaits[:9]}, {Name: allocWaits[:10]}, {Name: allocWaits[:11]}, {Name: allocWaits[:15]},
 	} {
@@ -177,28 +177,28 @@ func TestTraceConditions(t *testing.T) {
 	const volume, plugin = "/v1/volume/csi/data", "/v1/plugin/csi/oxide"
 	for name, test := range map[string]struct {
 		change   func(a answers)
-		want     []metadata.TraceCondition
+		want     []orchestrator.TraceCondition
 		messages int
 	}{
 		"runs": {func(a answers) {
 			a.at(volume)["Allocations"] = []object{stub(allocWaits, "client-1", "running")}
-		}, []metadata.TraceCondition{metadata.Attached, metadata.Running}, 0},
+		}, []orchestrator.TraceCondition{orchestrator.Attached, orchestrator.Running}, 0},
 		"claim of an allocation that has ended": {func(a answers) {
 			a.at(volume)["Allocations"] = []object{
 				stub(allocEnded, "client-2", "lost"), stub(allocWaits, "client-1", "pending"),
 			}
-		}, []metadata.TraceCondition{metadata.ClaimOfEnded}, 1},
+		}, []orchestrator.TraceCondition{orchestrator.ClaimOfEnded}, 1},
 		"client is down": {func(a answers) { a.at("/v1/node/" + nodeA)["Status"] = "down" },
-			[]metadata.TraceCondition{metadata.NodeNotReady}, 1},
+			[]orchestrator.TraceCondition{orchestrator.NodeNotReady}, 1},
 		"client is purged": {func(a answers) { delete(a, "/v1/node/"+nodeA) },
-			[]metadata.TraceCondition{metadata.NodeNotReady}, 1},
+			[]orchestrator.TraceCondition{orchestrator.NodeNotReady}, 1},
 		"no node plugin": {func(a answers) { a.at(plugin)["Nodes"] = object{} },
-			[]metadata.TraceCondition{metadata.NotRegistered}, 1},
+			[]orchestrator.TraceCondition{orchestrator.NotRegistered}, 1},
 		"node plugin is not healthy": {func(a answers) {
 			a.at(plugin)["Nodes"].(object)[nodeA].(object)["Healthy"] = false
-		}, []metadata.TraceCondition{metadata.NotRegistered}, 1},
+		}, []orchestrator.TraceCondition{orchestrator.NotRegistered}, 1},
 		"no controller": {func(a answers) { a.at(volume)["ControllersHealthy"] = 0 },
-			[]metadata.TraceCondition{metadata.NoController}, 1},
+			[]orchestrator.TraceCondition{orchestrator.NoController}, 1},
 		"nobody uses it": {func(a answers) { a.at(volume)["Allocations"] = []object{} }, nil, 0},
 		"no right to the allocations of the plugin": {func(a answers) { delete(a.at(plugin), "Allocations") }, nil, 1},
 		"no right to logs":                          {func(a answers) { delete(a, "/v1/client/fs/logs/"+allocOurs) }, nil, 1},
@@ -224,7 +224,7 @@ func TestTraceConditions(t *testing.T) {
 			a := waiting()
 			test.change(a)
 			options, _ := serveNomad(t, a)
-			got, err := nomad.NewOperator(options).Trace(t.Context(), metadata.Subject{Claim: "shop/data"})
+			got, err := nomad.NewOperator(options).Trace(t.Context(), orchestrator.Subject{Claim: "shop/data"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -238,7 +238,7 @@ func TestTraceConditions(t *testing.T) {
 // A subject that does not exist, or that is not one volume, is an error without the token.
 func TestTraceErrors(t *testing.T) {
 	options, _ := serveNomad(t, waiting())
-	for subject, want := range map[metadata.Subject]string{
+	for subject, want := range map[orchestrator.Subject]string{
 		{Name: "data"}:        "2 namespaces",
 		{Name: "none"}:        "does not exist",
 		{Name: "only"}:        "does not exist", // another driver's
@@ -259,7 +259,7 @@ func TestTraceErrors(t *testing.T) {
 func TestLogs(t *testing.T) {
 	a := waiting()
 	delete(a, "/v1/client/fs/logs/"+allocNode)
-	a["/v1/client/fs/logs/"+allocOurs] = strings.Repeat("x", metadata.MaxLogBytes-5) + "\nlast\nmore"
+	a["/v1/client/fs/logs/"+allocOurs] = strings.Repeat("x", orchestrator.MaxLogBytes-5) + "\nlast\nmore"
 	options, _ := serveNomad(t, a)
 	logs, err := nomad.NewOperator(options).Logs(t.Context())
 	if err != nil || len(logs) != 2 {
@@ -288,7 +288,7 @@ func TestLogsOfAllocationsThatAreHidden(t *testing.T) {
 // An allocation has a log for each of its tasks.
 func TestMostLogs(t *testing.T) {
 	many, tasks := ourStub(allocOurs, "oxide-csi"), object{}
-	for i := range metadata.MaxLogs - 1 {
+	for i := range orchestrator.MaxLogs - 1 {
 		tasks[fmt.Sprintf("task-%02d", i)] = object{}
 	}
 	many["TaskStates"] = tasks
@@ -296,7 +296,7 @@ func TestMostLogs(t *testing.T) {
 	a.at("/v1/plugin/csi/oxide")["Allocations"] = []object{many, many}
 	options, _ := serveNomad(t, a)
 	logs, err := nomad.NewOperator(options).Logs(t.Context())
-	if err != nil || len(logs) != metadata.MaxLogs {
+	if err != nil || len(logs) != orchestrator.MaxLogs {
 		t.Errorf("%d logs, %v", len(logs), err)
 	}
 }

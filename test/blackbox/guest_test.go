@@ -16,7 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -113,7 +113,7 @@ func TestNodePluginInGuest(t *testing.T) {
 	first["synced-2.txt"] = "synced-2.txt"
 	_, gone = life(first, "quiet-3.txt")
 	gone()
-	restart := metadata.NewRestartID(time.Now())
+	restart := orchestrator.NewRestartID(time.Now())
 	api.RequestRestart(restart)
 	guest.await("stopped") // although no client told the rack to stop it
 	accepted := api.RestartReply(restart)
@@ -122,11 +122,11 @@ func TestNodePluginInGuest(t *testing.T) {
 	eventually(
 		t,
 		"the plugin reports that its guest is back",
-		func() bool { return api.RestartReply(restart).State == metadata.RestartBack },
+		func() bool { return api.RestartReply(restart).State == orchestrator.RestartBack },
 	)
 	if back := api.RestartReply(
 		restart,
-	); accepted.State != metadata.RestartAccepted || accepted.Boot == "" ||
+	); accepted.State != orchestrator.RestartAccepted || accepted.Boot == "" ||
 		accepted.Boot == back.Boot {
 		t.Errorf("the replies are %+v, then %+v", accepted, back)
 	}

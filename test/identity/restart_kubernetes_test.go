@@ -23,9 +23,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
 const (
@@ -225,12 +226,12 @@ func (r *restarts) patch(account, from, node, text string) int {
 
 func (r *restarts) conformance(t *testing.T) {
 	var fault metadatatest.Fault
-	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+	orchestratortest.RunRestart(t, func(t *testing.T) orchestratortest.RestartHarness {
 		r.makeNodes()
-		return metadatatest.RestartHarness{
-			NewRequester: func() metadata.RestartRequester { return r.requester() },
-			NewListener:  func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, nodeName)) },
-			NewOther:     func() metadata.RestartListener { return kubernetes.NewListener(r.options(account, otherName)) },
+		return orchestratortest.RestartHarness{
+			NewRequester: func() orchestrator.RestartRequester { return r.requester() },
+			NewListener:  func() orchestrator.RestartListener { return kubernetes.NewListener(r.options(account, nodeName)) },
+			NewOther:     func() orchestrator.RestartListener { return kubernetes.NewListener(r.options(account, otherName)) },
 			Instance:     idA, Other: idB,
 			Break: func(f metadatatest.Fault) {
 				fault = f
@@ -338,7 +339,7 @@ func (r *restarts) report(t *testing.T) {
 	must(
 		t,
 		r.requester().
-			Report(t.Context(), idA, metadata.Report{Event: metadata.EventRestartRefused, Message: "why and what to do"}),
+			Report(t.Context(), idA, orchestrator.Report{Event: orchestrator.EventRestartRefused, Message: "why and what to do"}),
 	)
 	var node struct{ Metadata struct{ UID string } }
 	r.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)

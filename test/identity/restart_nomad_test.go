@@ -17,9 +17,10 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
 const policies = "../../deploy/nomad/policies/"
@@ -112,14 +113,14 @@ func (r *nomadRestarts) listener() *nomad.Listener {
 }
 
 func (r *nomadRestarts) conformance(t *testing.T) {
-	metadatatest.RunRestart(t, func(t *testing.T) metadatatest.RestartHarness {
+	orchestratortest.RunRestart(t, func(t *testing.T) orchestratortest.RestartHarness {
 		meta := map[string]*string{"unique.oxide.restart": nil, "unique.oxide.restart_reply": nil}
 		_, err := r.admin.Nodes().Meta().Apply(&api.NodeMetaApplyRequest{Meta: meta}, nil)
 		must(t, err)
 		var fault metadatatest.Fault
-		return metadatatest.RestartHarness{
-			NewRequester: func() metadata.RestartRequester { return r.requester() },
-			NewListener:  func() metadata.RestartListener { return r.listener() },
+		return orchestratortest.RestartHarness{
+			NewRequester: func() orchestrator.RestartRequester { return r.requester() },
+			NewListener:  func() orchestrator.RestartListener { return r.listener() },
 			Instance:     idA,
 			Break: func(f metadatatest.Fault) {
 				fault = f
@@ -144,8 +145,8 @@ func (r *nomadRestarts) conformance(t *testing.T) {
 			},
 			Secrets: []string{r.controller, r.node, "canary"},
 			Cannot: map[metadatatest.Ability]string{
-				metadatatest.CanHaveTwoNodes:  "the agent has one client",
-				metadatatest.CanReportChanges: "its client's metadata has no blocking query",
+				orchestratortest.CanHaveTwoNodes:  "the agent has one client",
+				orchestratortest.CanReportChanges: "its client's metadata has no blocking query",
 			},
 		}
 	})
@@ -173,7 +174,7 @@ func (r *nomadRestarts) rights(t *testing.T) {
 	if got, _, err := l.Requested(t.Context()); err != nil || got != "1" {
 		t.Errorf("with the right to read: %q, %v", got, err)
 	}
-	err := l.Reply(t.Context(), "1", metadata.RestartReply{State: metadata.RestartAccepted})
+	err := l.Reply(t.Context(), "1", orchestrator.RestartReply{State: orchestrator.RestartAccepted})
 	if err == nil ||
 		!strings.Contains(
 			err.Error(),

@@ -23,7 +23,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // startupTaint is the taint in values.yaml.
@@ -309,7 +309,7 @@ func (c *cluster) racks(t *testing.T) {
 func (c *cluster) tokenExpires(t *testing.T) {
 	eventually(t, "an event says that a token expires", func() bool {
 		events := c.get(t, `.items[*].involvedObject.kind} {.items[*].message`, "-n", namespace, "events",
-			"--field-selector=reason="+metadata.EventTokenExpires.Reason)
+			"--field-selector=reason="+orchestrator.EventTokenExpires.Reason)
 		return strings.HasPrefix(events, "Pod ") && strings.Contains(events, "expires soon")
 	})
 }

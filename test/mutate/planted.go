@@ -642,18 +642,18 @@ var planted = []bug{
 	{
 		name: "shutdown: the guest goes down before its reply is durable",
 		file: "core/shutdown/agent.go",
-		original: "\tif err := a.reply(ctx, restart, metadata.RestartAccepted, \"\"); err != nil {\n" +
+		original: "\tif err := a.reply(ctx, restart, orchestrator.RestartAccepted, \"\"); err != nil {\n" +
 			"\t\treturn err\n" +
 			"\t}\n",
-		planted: "\t_ = a.reply(ctx, restart, metadata.RestartAccepted, \"\")\n",
+		planted: "\t_ = a.reply(ctx, restart, orchestrator.RestartAccepted, \"\")\n",
 		pkg:     "core/shutdown",
 		test:    "TestAcceptanceInterrupted",
 	},
 	{
 		name:     "shutdown: an acceptance of an earlier boot powers the guest off",
 		file:     "core/shutdown/agent.go",
-		original: "\tcase sent.State == metadata.RestartAccepted && sent.Boot != a.bootID:",
-		planted:  "\tcase sent.State == metadata.RestartAccepted && sent.Boot == \"\":",
+		original: "\tcase sent.State == orchestrator.RestartAccepted && sent.Boot != a.bootID:",
+		planted:  "\tcase sent.State == orchestrator.RestartAccepted && sent.Boot == \"\":",
 		pkg:      "core/shutdown",
 		test:     "TestAcceptedAndBack",
 	},
@@ -666,11 +666,11 @@ var planted = []bug{
 		test:     "TestSystemdCheck",
 	},
 	{
-		name:     "metadata: any text of 16 characters is the ID of a restart",
-		file:     "metadata/restart.go",
+		name:     "orchestrator: any text of 16 characters is the ID of a restart",
+		file:     "orchestrator/restart.go",
 		original: "\tif err != nil || fmt.Sprintf(restartIDForm, uint32(number>>32), uint32(number)) != restartID {",
 		planted:  "\tif err != nil && len(restartID) != 16 {",
-		pkg:      "metadata",
+		pkg:      "orchestrator",
 		test:     "TestRestartID",
 	},
 	{
@@ -1641,8 +1641,8 @@ var planted = []bug{
 	{
 		name:     "restart: a request that cannot be withdrawn after the start keeps its slot",
 		file:     "core/restart/step.go",
-		original: "\tswitch {\n\tcase err != nil:\n\t\treturn e.unreachable(ctx, h, timerBack, backTimeout, err)\n\tcase reply.State == metadata.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
-		planted:  "\tswitch {\n\tcase err != nil:\n\t\treturn err\n\tcase reply.State == metadata.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
+		original: "\tswitch {\n\tcase err != nil:\n\t\treturn e.unreachable(ctx, h, timerBack, backTimeout, err)\n\tcase reply.State == orchestrator.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
+		planted:  "\tswitch {\n\tcase err != nil:\n\t\treturn err\n\tcase reply.State == orchestrator.RestartAccepted:\n\t\te.enterStage(h, stageStopping)\n\t\treturn nil\n\t}\n\treturn e.finish(ctx, h)\n}\n",
 		pkg:      "core/restart",
 		test:     "TestFailingWithdrawalFreesTheSlot",
 	},

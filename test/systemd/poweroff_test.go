@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -62,9 +62,9 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		locks, err := m.try("systemd-inhibit", "--list")
 		return err == nil && strings.Contains(locks, "kubelet")
 	})
-	refused := metadata.NewRestartID(time.Now())
+	refused := orchestrator.NewRestartID(time.Now())
 	api.RequestRestart(refused)
-	m.eventually("it refuses", func() bool { return api.RestartReply(refused).State == metadata.RestartRefused })
+	m.eventually("it refuses", func() bool { return api.RestartReply(refused).State == orchestrator.RestartRefused })
 	if why := api.RestartReply(refused).Reason; !strings.Contains(why, "the kubelet has graceful node shutdown on") {
 		t.Errorf("the plugin refuses because %s", why)
 	}
@@ -75,10 +75,10 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 	if string(before) != "started\n" {
 		t.Errorf("before the restart the service's log is %q", before)
 	}
-	restart := metadata.NewRestartID(time.Now())
+	restart := orchestrator.NewRestartID(time.Now())
 	api.RequestRestart(restart)
 	m.eventually("the machine is down", m.down)
-	if answer := api.RestartReply(restart); answer.State != metadata.RestartAccepted || answer.Boot != first {
+	if answer := api.RestartReply(restart); answer.State != orchestrator.RestartAccepted || answer.Boot != first {
 		t.Errorf("the reply is %+v", answer)
 	}
 	after, err := os.ReadFile(diary)
@@ -87,6 +87,6 @@ ExecStart=/bin/sh -c 'trap "echo asked >>%[1]s; sleep 1; echo ended >>%[1]s; exi
 		t.Errorf("the service's log is %q", after)
 	}
 	m.boot()
-	back := metadata.RestartReply{State: metadata.RestartBack, Boot: m.bootID()}
+	back := orchestrator.RestartReply{State: orchestrator.RestartBack, Boot: m.bootID()}
 	m.eventually("the plugin reports that it is back", func() bool { return api.RestartReply(restart) == back })
 }

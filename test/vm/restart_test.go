@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -82,12 +82,12 @@ func TestPlannedRestart(t *testing.T) {
 		m.writeUnsynced(t, u.volume, u.unsynced)
 	}
 	asked := time.Now()
-	restart := metadata.NewRestartID(asked)
+	restart := orchestrator.NewRestartID(asked)
 	api.RequestRestart(restart)
 	m.awaitEnd(t)
 	t.Logf("the machine was off %s after the restart was requested", time.Since(asked).Round(100*time.Millisecond))
 	accepted := api.RestartReply(restart)
-	if accepted.State != metadata.RestartAccepted || accepted.Boot == "" {
+	if accepted.State != orchestrator.RestartAccepted || accepted.Boot == "" {
 		t.Errorf("the reply is %+v", accepted)
 	}
 	if console := m.text(
@@ -104,7 +104,7 @@ func TestPlannedRestart(t *testing.T) {
 		t,
 		callTime,
 		"the plugin to report that it is back",
-		func() bool { return api.RestartReply(restart).State == metadata.RestartBack },
+		func() bool { return api.RestartReply(restart).State == orchestrator.RestartBack },
 	)
 	if back := api.RestartReply(restart); back.Boot == "" || back.Boot == accepted.Boot {
 		t.Errorf("accepted in boot %q, and back in boot %q", accepted.Boot, back.Boot)

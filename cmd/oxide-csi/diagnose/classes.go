@@ -8,11 +8,11 @@ import (
 	"context"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // ExamineClasses looks whether CreateVolume accepts what the storage classes of an orchestrator ask for.
-func ExamineClasses(ctx context.Context, lister metadata.ClassLister, area string) []metadata.Finding {
+func ExamineClasses(ctx context.Context, lister orchestrator.ClassLister, area string) []orchestrator.Finding {
 	const looked = "storage classes"
 	e := &examination{area: area}
 	classes, err := lister.StorageClasses(ctx)

@@ -7,16 +7,16 @@ package diagnose
 import (
 	"fmt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // ExitCode is the exit code of an examination: 0, 1 with warnings, or 2 with failures.
-func ExitCode(findings []metadata.Finding) (code int) {
+func ExitCode(findings []orchestrator.Finding) (code int) {
 	for _, f := range findings {
 		switch f.Status {
-		case metadata.StatusFailure:
+		case orchestrator.StatusFailure:
 			return 2
-		case metadata.StatusWarning:
+		case orchestrator.StatusWarning:
 			code = 1
 		}
 	}
@@ -26,23 +26,23 @@ func ExitCode(findings []metadata.Finding) (code int) {
 // examination collects the findings of an area.
 type examination struct {
 	area     string
-	findings []metadata.Finding
+	findings []orchestrator.Finding
 }
 
 func (e *examination) ok(looked, format string, args ...any) {
-	e.findings = append(e.findings, metadata.Finding{
-		Area: e.area, Status: metadata.StatusOK, Looked: looked, Found: fmt.Sprintf(format, args...),
+	e.findings = append(e.findings, orchestrator.Finding{
+		Area: e.area, Status: orchestrator.StatusOK, Looked: looked, Found: fmt.Sprintf(format, args...),
 	})
 }
 
 func (e *examination) warn(looked, next, format string, args ...any) {
-	e.findings = append(e.findings, metadata.Finding{
-		Area: e.area, Status: metadata.StatusWarning, Looked: looked, Found: fmt.Sprintf(format, args...), Next: next,
+	e.findings = append(e.findings, orchestrator.Finding{
+		Area: e.area, Status: orchestrator.StatusWarning, Looked: looked, Found: fmt.Sprintf(format, args...), Next: next,
 	})
 }
 
 func (e *examination) fail(looked, next, format string, args ...any) {
-	e.findings = append(e.findings, metadata.Finding{
-		Area: e.area, Status: metadata.StatusFailure, Looked: looked, Found: fmt.Sprintf(format, args...), Next: next,
+	e.findings = append(e.findings, orchestrator.Finding{
+		Area: e.area, Status: orchestrator.StatusFailure, Looked: looked, Found: fmt.Sprintf(format, args...), Next: next,
 	})
 }

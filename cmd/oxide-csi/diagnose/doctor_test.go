@@ -22,15 +22,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // notOK are the lines that are not ok, by what was looked at.
-func notOK(findings []metadata.Finding) map[string]metadata.Status {
-	lines := map[string]metadata.Status{}
+func notOK(findings []orchestrator.Finding) map[string]orchestrator.Status {
+	lines := map[string]orchestrator.Status{}
 	for _, f := range findings {
-		if f.Status != metadata.StatusOK {
+		if f.Status != orchestrator.StatusOK {
 			lines[f.Looked] = f.Status
 		}
 	}
@@ -38,10 +39,10 @@ func notOK(findings []metadata.Finding) map[string]metadata.Status {
 }
 
 // checkComplete checks that each line is complete, and that one that is not ok has a next step.
-func checkComplete(t *testing.T, findings []metadata.Finding) {
+func checkComplete(t *testing.T, findings []orchestrator.Finding) {
 	t.Helper()
 	for _, f := range findings {
-		if f.Area == "" || f.Looked == "" || f.Found == "" || (f.Next == "") != (f.Status == metadata.StatusOK) {
+		if f.Area == "" || f.Looked == "" || f.Found == "" || (f.Next == "") != (f.Status == orchestrator.StatusOK) {
 			t.Errorf("incomplete: %+v", f)
 		}
 	}
@@ -49,37 +50,37 @@ func checkComplete(t *testing.T, findings []metadata.Finding) {
 
 // Each problem of a rack is one line, and the others stay ok. The examination only reads.
 func TestExamineRack(t *testing.T) {
-	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
+	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
 	for name, test := range map[string]struct {
 		arrange func(t *testing.T, r *coretest.Rig, client *rack.Client)
 		config  func(*rack.Config)
 		after   time.Duration
-		want    map[string]metadata.Status
+		want    map[string]orchestrator.Status
 	}{
-		"all is well": {want: map[string]metadata.Status{}},
+		"all is well": {want: map[string]orchestrator.Status{}},
 		"token": {
 			config: func(c *rack.Config) { c.Token = rack.FixedToken("oxide-token-canary") },
-			want:   map[string]metadata.Status{"API, certificate, token and project": failure},
+			want:   map[string]orchestrator.Status{"API, certificate, token and project": failure},
 		},
 		"project": {
 			config: func(c *rack.Config) { c.Project = "another" },
-			want:   map[string]metadata.Status{"API, certificate, token and project": failure},
+			want:   map[string]orchestrator.Status{"API, certificate, token and project": failure},
 		},
 		"host": {
 			config: func(c *rack.Config) { c.Host = "http://127.0.0.1:1" },
-			want:   map[string]metadata.Status{"API, certificate, token and project": failure},
+			want:   map[string]orchestrator.Status{"API, certificate, token and project": failure},
 		},
 		"quota full": {
 			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {
 				coretest.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 			},
-			want: map[string]metadata.Status{"quota": failure},
+			want: map[string]orchestrator.Status{"quota": failure},
 		},
 		"disk faulted": {
 			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {
 				coretest.Must(t, r.Sim.SetDiskState(t.Context(), r.Create(t, "x"), "faulted"))
 			},
-			want: map[string]metadata.Status{"faulted disks": failure},
+			want: map[string]orchestrator.Status{"faulted disks": failure},
 		},
 		"restart that does not end, and a record of a disk that is gone": {
 			arrange: func(t *testing.T, r *coretest.Rig, client *rack.Client) {
@@ -91,7 +92,7 @@ func TestExamineRack(t *testing.T) {
 				coretest.Must(t, err)
 			},
 			after: 2 * time.Hour,
-			want:  map[string]metadata.Status{"planned restarts": warning, "records": warning},
+			want:  map[string]orchestrator.Status{"planned restarts": warning, "records": warning},
 		},
 		"viewer": {
 			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {
@@ -100,7 +101,7 @@ func TestExamineRack(t *testing.T) {
 				*r.Token = token
 			},
 			config: func(c *rack.Config) { c.Token = nil },
-			want:   map[string]metadata.Status{"role on the project": failure},
+			want:   map[string]orchestrator.Status{"role on the project": failure},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +132,7 @@ func TestExamineRack(t *testing.T) {
 			}
 			want := 0
 			for _, status := range test.want {
-				want = max(want, map[metadata.Status]int{warning: 1, failure: 2}[status])
+				want = max(want, map[orchestrator.Status]int{warning: 1, failure: 2}[status])
 			}
 			if code := diagnose.ExitCode(found); code != want {
 				t.Errorf("exit code %d, want %d", code, want)
@@ -151,7 +152,7 @@ func TestExamineRack(t *testing.T) {
 }
 
 // found is what the examination has found in a line.
-func found(findings []metadata.Finding, looked string) (texts string) {
+func found(findings []orchestrator.Finding, looked string) (texts string) {
 	for _, f := range findings {
 		if f.Looked == looked {
 			texts += f.Found + "\n"
@@ -251,7 +252,7 @@ func listCalls(t *testing.T, r *coretest.Rig, command func(client *rack.Client))
 // grows. So 10,000 volumes cost 20 calls more than none. The bench measures the time ("doctor and orphans").
 func TestCommandsNeedOnePass(t *testing.T) {
 	r := coretest.New(t)
-	var known metadata.Inventory
+	var known orchestrator.Inventory
 	commands := map[string]func(client *rack.Client){
 		"doctor": func(client *rack.Client) {
 			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
@@ -280,7 +281,7 @@ func TestCommandsNeedOnePass(t *testing.T) {
 		disk := r.UserDisk(t, coretest.Project, fmt.Sprintf("disk-%d", i),
 			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode())
 		if i%2 == 0 {
-			known.Volumes = append(known.Volumes, metadata.KnownObject{ID: disk.Id, Object: "PersistentVolume"})
+			known.Volumes = append(known.Volumes, orchestrator.KnownObject{ID: disk.Id, Object: "PersistentVolume"})
 		}
 	}
 	for name, after := range count() {
@@ -292,10 +293,10 @@ func TestCommandsNeedOnePass(t *testing.T) {
 }
 
 // inventory is an orchestrator that knows this.
-type inventory metadata.Inventory
+type inventory orchestrator.Inventory
 
-func (i inventory) Inventory(context.Context) (metadata.Inventory, error) {
-	return metadata.Inventory(i), nil
+func (i inventory) Inventory(context.Context) (orchestrator.Inventory, error) {
+	return orchestrator.Inventory(i), nil
 }
 
 // source is a source of identity.
@@ -310,67 +311,67 @@ func (s source) Instance(context.Context) (metadata.Instance, error) {
 
 // Each problem of a node is one line.
 func TestExamineNode(t *testing.T) {
-	const warning, failure = metadata.StatusWarning, metadata.StatusFailure
+	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
 	for name, test := range map[string]struct {
 		change func(t *testing.T, n *diagnose.Node, dir string)
-		want   map[string]metadata.Status
+		want   map[string]orchestrator.Status
 	}{
-		"all is well": {func(*testing.T, *diagnose.Node, string) {}, map[string]metadata.Status{}},
+		"all is well": {func(*testing.T, *diagnose.Node, string) {}, map[string]orchestrator.Status{}},
 		"sources disagree": {func(_ *testing.T, n *diagnose.Node, _ string) {
 			n.Sources = append(n.Sources, diagnose.IdentitySource{Name: "nomad", Provider: source{id: "b"}})
-		}, map[string]metadata.Status{"identity": failure}},
+		}, map[string]orchestrator.Status{"identity": failure}},
 		"one source of two is down": {func(_ *testing.T, n *diagnose.Node, _ string) {
 			n.Sources = append(n.Sources, diagnose.IdentitySource{Name: "nomad", Provider: source{err: metadata.ErrNotReady}})
-		}, map[string]metadata.Status{}},
+		}, map[string]orchestrator.Status{}},
 		"no source": {func(_ *testing.T, n *diagnose.Node, _ string) {
 			n.Sources[0].Provider = source{err: metadata.ErrNotReady}
-		}, map[string]metadata.Status{"identity": failure}},
+		}, map[string]orchestrator.Status{"identity": failure}},
 		"not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
 			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(mountTable(dir, "")), 0o600))
-		}, map[string]metadata.Status{"mount propagation": failure}},
+		}, map[string]orchestrator.Status{"mount propagation": failure}},
 		"Nomad's folder is not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
 			nomad := filepath.Join(dir, "nomad/client/csi/node/oxide")
 			coretest.Must(t, os.MkdirAll(nomad, 0o755))
 			table := mountTable(dir, " shared:7") + fmt.Sprintf("3 1 8:1 / %s rw - ext4 /dev/sda rw\n", nomad)
 			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(table), 0o600))
-		}, map[string]metadata.Status{"mount propagation": failure}},
+		}, map[string]orchestrator.Status{"mount propagation": failure}},
 		"a kubelet's folder at another place is not shared": {func(t *testing.T, n *diagnose.Node, dir string) {
 			kubelet := filepath.Join(dir, "k0s/kubelet")
 			coretest.Must(t, os.MkdirAll(kubelet, 0o755))
 			table := mountTable(dir, " shared:7") + fmt.Sprintf("3 1 8:1 / %s rw - ext4 /dev/sda rw\n", kubelet)
 			coretest.Must(t, os.WriteFile(filepath.Join(n.Proc, "self/mountinfo"), []byte(table), 0o600))
-		}, map[string]metadata.Status{"mount propagation": failure}},
+		}, map[string]orchestrator.Status{"mount propagation": failure}},
 		"no driver": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.RemoveAll(filepath.Join(n.Devices.Sys, "module/nvme")))
-		}, map[string]metadata.Status{"NVMe driver": failure}},
+		}, map[string]orchestrator.Status{"NVMe driver": failure}},
 		"no device node": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.Remove(filepath.Join(n.Devices.Dev, "nvme0n1")))
-		}, map[string]metadata.Status{"/dev": failure}},
+		}, map[string]orchestrator.Status{"/dev": failure}},
 		"full": {func(_ *testing.T, n *diagnose.Node, _ string) { n.MaxDisks = 1 },
-			map[string]metadata.Status{"places for disks": warning}},
+			map[string]orchestrator.Status{"places for disks": warning}},
 		"no state folder": {func(_ *testing.T, n *diagnose.Node, _ string) { n.StateDir += "-none" },
-			map[string]metadata.Status{"state folder": warning}},
+			map[string]orchestrator.Status{"state folder": warning}},
 		"no socket": {func(_ *testing.T, n *diagnose.Node, _ string) { n.Sockets[0] += "-none" },
-			map[string]metadata.Status{"socket": failure}},
+			map[string]orchestrator.Status{"socket": failure}},
 		"a socket that was left": {func(t *testing.T, n *diagnose.Node, _ string) {
 			n.Sockets[0] += "-left"
 			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.Sockets[0], Net: "unix"})
 			coretest.Must(t, err)
 			listener.SetUnlinkOnClose(false)
 			coretest.Must(t, listener.Close())
-		}, map[string]metadata.Status{"socket": failure}},
+		}, map[string]orchestrator.Status{"socket": failure}},
 		"the kernel refused an NVMe function": {func(t *testing.T, n *diagnose.Node, _ string) {
 			function := filepath.Join(n.Devices.Sys, "bus/pci/devices/0000:00:12.0")
 			coretest.Must(t, os.MkdirAll(function, 0o755))
 			coretest.Must(t, os.WriteFile(filepath.Join(function, "class"), []byte("0x010802\n"), 0o600))
-		}, map[string]metadata.Status{"NVMe functions": failure}},
+		}, map[string]orchestrator.Status{"NVMe functions": failure}},
 		"a controller that does not start": {func(t *testing.T, n *diagnose.Node, _ string) {
 			state := filepath.Join(n.Devices.Sys, "block/nvme0n1/device/state")
 			coretest.Must(t, os.WriteFile(state, []byte("dead\n"), 0o600))
-		}, map[string]metadata.Status{"NVMe disks": failure}},
+		}, map[string]orchestrator.Status{"NVMe disks": failure}},
 		"no disks": {func(t *testing.T, n *diagnose.Node, _ string) {
 			coretest.Must(t, os.RemoveAll(filepath.Join(n.Devices.Sys, "block/nvme0n1")))
-		}, map[string]metadata.Status{"NVMe disks": warning}},
+		}, map[string]orchestrator.Status{"NVMe disks": warning}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -433,34 +434,34 @@ func newNode(t *testing.T, dir string) diagnose.Node {
 
 // classes is an orchestrator with storage classes.
 type classes struct {
-	all []metadata.StorageClass
+	all []orchestrator.StorageClass
 	err error
 }
 
-func (c classes) StorageClasses(context.Context) ([]metadata.StorageClass, error) {
+func (c classes) StorageClasses(context.Context) ([]orchestrator.StorageClass, error) {
 	return c.all, c.err
 }
 
 // A storage class that CreateVolume would refuse is a failure: without it the first claim shows the mistake.
 func TestExamineClasses(t *testing.T) {
-	class := func(change func(*metadata.StorageClass)) classes {
-		c := metadata.StorageClass{Name: "oxide", Parameters: map[string]string{"diskType": "distributed"}}
+	class := func(change func(*orchestrator.StorageClass)) classes {
+		c := orchestrator.StorageClass{Name: "oxide", Parameters: map[string]string{"diskType": "distributed"}}
 		change(&c)
-		return classes{all: []metadata.StorageClass{c}}
+		return classes{all: []orchestrator.StorageClass{c}}
 	}
 	for name, test := range map[string]struct {
 		classes classes
-		want    metadata.Status
+		want    orchestrator.Status
 		found   string
 	}{
-		"good":      {class(func(*metadata.StorageClass) {}), metadata.StatusOK, "oxide"},
-		"none":      {classes{}, metadata.StatusWarning, "none names this plugin"},
-		"forbidden": {classes{err: errors.New("may not")}, metadata.StatusWarning, "may not"},
-		"a typing mistake": {class(func(c *metadata.StorageClass) { c.Parameters["disktype"] = "local" }),
-			metadata.StatusFailure, `"disktype" is not known`},
-		"a wrong filesystem": {class(func(c *metadata.StorageClass) { c.FSType = "zfs" }), metadata.StatusFailure, `"zfs"`},
-		"a wrong mount flag": {class(func(c *metadata.StorageClass) { c.MountFlags = []string{"loop"} }),
-			metadata.StatusFailure, "option is not allowed"},
+		"good":      {class(func(*orchestrator.StorageClass) {}), orchestrator.StatusOK, "oxide"},
+		"none":      {classes{}, orchestrator.StatusWarning, "none names this plugin"},
+		"forbidden": {classes{err: errors.New("may not")}, orchestrator.StatusWarning, "may not"},
+		"a typing mistake": {class(func(c *orchestrator.StorageClass) { c.Parameters["disktype"] = "local" }),
+			orchestrator.StatusFailure, `"disktype" is not known`},
+		"a wrong filesystem": {class(func(c *orchestrator.StorageClass) { c.FSType = "zfs" }), orchestrator.StatusFailure, `"zfs"`},
+		"a wrong mount flag": {class(func(c *orchestrator.StorageClass) { c.MountFlags = []string{"loop"} }),
+			orchestrator.StatusFailure, "option is not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := diagnose.ExamineClasses(t.Context(), test.classes, "kubernetes")

@@ -14,12 +14,12 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Facts are what is known of one volume. The verdict follows from them alone.
 type Facts struct {
-	metadata.Trace
+	orchestrator.Trace
 	// Disk and Instance are nil if they were not found or no rack was asked. Instance is the node that needs the volume,
 	// or else the one that has the disk.
 	Disk     *rack.Disk
@@ -33,7 +33,7 @@ type Facts struct {
 	RackError string
 }
 
-func (f Facts) has(condition metadata.TraceCondition) bool {
+func (f Facts) has(condition orchestrator.TraceCondition) bool {
 	return slices.Contains(f.Conditions, condition)
 }
 
@@ -98,8 +98,8 @@ type Explanation struct {
 	Actor  string `json:"whoActs"`
 	Next   string `json:"next"`
 	// Chain are all links, from the claim to the workload.
-	Chain    []metadata.TraceStep    `json:"chain"`
-	Messages []metadata.TraceMessage `json:"messages"`
+	Chain    []orchestrator.TraceStep    `json:"chain"`
+	Messages []orchestrator.TraceMessage `json:"messages"`
 }
 
 // Verdict returns the symptom that the facts show.
@@ -123,7 +123,7 @@ func Verdict(f Facts) Symptom {
 type Guest interface {
 	// Steps returns the links between the instance and the workload: device, filesystem and mounts. There are none if
 	// this guest does not have the disk.
-	Steps(ctx context.Context, diskName string) []metadata.TraceStep
+	Steps(ctx context.Context, diskName string) []orchestrator.TraceStep
 }
 
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
@@ -131,8 +131,8 @@ type Guest interface {
 // there. If this machine is the node, it also asks guest, which is nil if this machine cannot be a node.
 func Explain(
 	ctx context.Context,
-	subject metadata.Subject,
-	tracer metadata.Tracer,
+	subject orchestrator.Subject,
+	tracer orchestrator.Tracer,
 	racks []*rack.Client,
 	cluster string,
 	guest Guest,
@@ -158,9 +158,9 @@ func Explain(
 
 // collect asks the orchestrator and the racks.
 func collect(
-	ctx context.Context, subject metadata.Subject, tracer metadata.Tracer, racks []*rack.Client, cluster string,
+	ctx context.Context, subject orchestrator.Subject, tracer orchestrator.Tracer, racks []*rack.Client, cluster string,
 ) (Facts, error) {
-	f := Facts{Trace: metadata.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
+	f := Facts{Trace: orchestrator.Trace{VolumeID: subject.VolumeID, CSIName: subject.Name}}
 	if tracer != nil {
 		trace, err := tracer.Trace(ctx, subject)
 		if err != nil && (subject.Claim != "" || subject.Pod != "" || len(racks) == 0) {
@@ -257,7 +257,7 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 
 // guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.
 // Elsewhere one link says so.
-func (f Facts) guestSteps(ctx context.Context, guest Guest) []metadata.TraceStep {
+func (f Facts) guestSteps(ctx context.Context, guest Guest) []orchestrator.TraceStep {
 	if f.Disk == nil || f.Disk.InstanceID == "" {
 		return nil
 	}
@@ -266,15 +266,15 @@ func (f Facts) guestSteps(ctx context.Context, guest Guest) []metadata.TraceStep
 			return steps
 		}
 	}
-	return []metadata.TraceStep{{
+	return []orchestrator.TraceStep{{
 		Link: "device", Object: "device in the guest of " + f.Disk.InstanceID,
 		State: "not read: run explain on that instance",
 	}}
 }
 
 // chain puts the rack's links and those of the node's guest between those of the orchestrator.
-func (f Facts) chain(guest []metadata.TraceStep) []metadata.TraceStep {
-	var chain, after []metadata.TraceStep
+func (f Facts) chain(guest []orchestrator.TraceStep) []orchestrator.TraceStep {
+	var chain, after []orchestrator.TraceStep
 	for _, step := range f.Steps {
 		if step.Link == "node" || step.Link == "workload" {
 			after = append(after, step)
@@ -288,32 +288,32 @@ func (f Facts) chain(guest []metadata.TraceStep) []metadata.TraceStep {
 		if f.Disk.InstanceID != "" {
 			state += " to instance " + f.Disk.InstanceID
 		}
-		chain = append(chain, metadata.TraceStep{
+		chain = append(chain, orchestrator.TraceStep{
 			Link: "disk", Object: fmt.Sprintf("disk %s of rack %s", f.Disk.Name, f.Rack), State: state, Since: f.Disk.Created,
 		})
 	case f.DiskGone:
-		chain = append(chain, metadata.TraceStep{
+		chain = append(chain, orchestrator.TraceStep{
 			Link: "disk", Object: "disk of volume " + f.VolumeID, State: "does not exist",
 		})
 	}
 	switch {
 	case f.Instance != nil:
-		chain = append(chain, metadata.TraceStep{
+		chain = append(chain, orchestrator.TraceStep{
 			Link: "instance", Object: "instance " + f.Instance.Name, State: f.Instance.RunState, Since: f.Instance.RunStateSince,
 		})
 	case f.InstanceGone:
-		chain = append(chain, metadata.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"})
+		chain = append(chain, orchestrator.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"})
 	}
 	return slices.Concat(chain, guest, after)
 }
 
-func (f Facts) allMessages() []metadata.TraceMessage {
+func (f Facts) allMessages() []orchestrator.TraceMessage {
 	messages := slices.Clone(f.Messages)
 	if f.RackError != "" {
-		messages = append(messages, metadata.TraceMessage{Link: "rack", Text: f.RackError})
+		messages = append(messages, orchestrator.TraceMessage{Link: "rack", Text: f.RackError})
 	}
 	if f.Unasked != "" {
-		messages = append(messages, metadata.TraceMessage{Link: "orchestrator", Text: "it was not asked: " + f.Unasked})
+		messages = append(messages, orchestrator.TraceMessage{Link: "orchestrator", Text: "it was not asked: " + f.Unasked})
 	}
 	return messages
 }

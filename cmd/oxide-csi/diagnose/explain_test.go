@@ -24,17 +24,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // traced is an orchestrator that knows one volume.
-type traced metadata.Trace
+type traced orchestrator.Trace
 
-func (t traced) Trace(context.Context, metadata.Subject) (metadata.Trace, error) {
-	return metadata.Trace(t), nil
+func (t traced) Trace(context.Context, orchestrator.Subject) (orchestrator.Trace, error) {
+	return orchestrator.Trace(t), nil
 }
 
 // story is a situation that is made on a simulated rack with a real controller. arrange returns what the orchestrator
@@ -43,19 +43,19 @@ type story struct {
 	reason string
 	rig    func(*coretest.Options)
 	// arrange makes the situation. trace already has the ID of the volume and of node-a.
-	arrange func(t *testing.T, r *coretest.Rig, trace *metadata.Trace)
+	arrange func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace)
 	// asks changes how the command reaches the rack.
 	asks func(*rack.Config)
 }
 
 // said puts the answer of the plugin where the orchestrator puts it.
-func said(trace *metadata.Trace, err error) {
+func said(trace *orchestrator.Trace, err error) {
 	if err != nil {
-		trace.Messages = append(trace.Messages, metadata.TraceMessage{Text: status.Convert(err).Message()})
+		trace.Messages = append(trace.Messages, orchestrator.TraceMessage{Text: status.Convert(err).Message()})
 	}
 }
 
-func publishOnA(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+func publishOnA(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 	said(trace, r.Publish(t, trace.VolumeID, r.Node(t, "node-a")))
 }
 
@@ -65,8 +65,8 @@ func graceOf(grace time.Duration) func(*coretest.Options) {
 
 func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
 
-func condition(condition metadata.TraceCondition) func(*testing.T, *coretest.Rig, *metadata.Trace) {
-	return func(_ *testing.T, _ *coretest.Rig, trace *metadata.Trace) {
+func condition(condition orchestrator.TraceCondition) func(*testing.T, *coretest.Rig, *orchestrator.Trace) {
+	return func(_ *testing.T, _ *coretest.Rig, trace *orchestrator.Trace) {
 		trace.Conditions = append(trace.Conditions, condition)
 	}
 }
@@ -74,63 +74,63 @@ func condition(condition metadata.TraceCondition) func(*testing.T, *coretest.Rig
 var stories = map[string]story{
 	"nothing is wrong": {reason: "Works", arrange: publishOnA},
 	"no hot-plug":      {reason: "RackHasNoHotplug", rig: noHotplug, arrange: publishOnA},
-	"instance stopped": {reason: "InstanceStopped", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"instance stopped": {reason: "InstanceStopped", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		publishOnA(t, r, trace)
 		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
-		trace.Conditions = append(trace.Conditions, metadata.NodeNotReady)
+		trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
 	}},
-	"instance deleted": {reason: "InstanceDeleted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"instance deleted": {reason: "InstanceDeleted", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		id := r.Node(t, "node-a")
 		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
 		coretest.Must(t, r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}))
 		said(trace, r.Publish(t, trace.VolumeID, id))
-		trace.Conditions = append(trace.Conditions, metadata.NodeNotReady)
+		trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
 	}},
-	"quota full": {reason: "QuotaExhausted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"quota full": {reason: "QuotaExhausted", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		coretest.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 		trace.VolumeID, trace.CSIName = "", "pvc-2"
 		_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("pvc-2"))
 		said(trace, err)
 	}},
-	"slots full": {reason: "InstanceFull", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"slots full": {reason: "InstanceFull", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		for range r.Options.MaxDisks - 1 {
 			coretest.Must(t, r.Publish(t, r.Create(t, rackName(t)), r.Node(t, "node-a")))
 		}
 		publishOnA(t, r, trace)
 	}},
-	"token revoked": {reason: "TokenRejected", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"token revoked": {reason: "TokenRejected", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		*r.Token = "oxide-token-revoked"
 		publishOnA(t, r, trace)
 	}},
 	"token revoked, seen by the command alone": {
-		reason: "TokenRejected", arrange: func(*testing.T, *coretest.Rig, *metadata.Trace) {},
+		reason: "TokenRejected", arrange: func(*testing.T, *coretest.Rig, *orchestrator.Trace) {},
 		asks: func(c *rack.Config) { c.Token = rack.FixedToken("oxide-token-revoked") },
 	},
 	"wrong project": {
-		reason: "ProjectUnusable", arrange: func(*testing.T, *coretest.Rig, *metadata.Trace) {},
+		reason: "ProjectUnusable", arrange: func(*testing.T, *coretest.Rig, *orchestrator.Trace) {},
 		asks: func(c *rack.Config) { c.Project = "another" },
 	},
-	"role too low": {reason: "RoleTooLow", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"role too low": {reason: "RoleTooLow", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		token, err := r.Sim.NewToken(t.Context(), "viewer")
 		coretest.Must(t, err)
 		*r.Token = token
 		publishOnA(t, r, trace)
 	}},
-	"twin serial": {reason: "SerialCollision", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"twin serial": {reason: "SerialCollision", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		twin := string(r.Disk(t, trace.VolumeID).Name) + "-twin"
 		r.AttachByHand(t, r.UserDisk(t, coretest.Project, twin, "").Id, r.Node(t, "node-a"))
 		publishOnA(t, r, trace)
 	}},
 	"attached elsewhere": {
 		reason: "AttachedElsewhere",
-		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
 			publishOnA(t, r, trace)
 		},
 	},
 	"detach deferred": {
 		reason: "DetachDeferred", rig: graceOf(time.Hour),
-		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
 			coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
 			publishOnA(t, r, trace)
@@ -138,7 +138,7 @@ var stories = map[string]story{
 	},
 	"detach deferred without a time": {
 		reason: "DetachUntimed", rig: graceOf(time.Hour),
-		arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			for range 2 {
 				coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
 				coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
@@ -146,11 +146,11 @@ var stories = map[string]story{
 			said(trace, r.Delete(t, trace.VolumeID))
 		},
 	},
-	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		coretest.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(trace.VolumeID)}))
 		publishOnA(t, r, trace)
 	}},
-	"disk faulted": {reason: "DiskFaulted", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"disk faulted": {reason: "DiskFaulted", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		coretest.Must(t, r.Sim.SetDiskState(t.Context(), trace.VolumeID, "faulted"))
 		publishOnA(t, r, trace)
 	}},
@@ -179,28 +179,28 @@ var stories = map[string]story{
 		reason: "RestartRefused", rig: refusals(1),
 		arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
 	},
-	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		r.Inject(t, "disk_view", simtest.FaultStatus, 503)
 		publishOnA(t, r, trace)
 	}},
-	"node gone":             {reason: "NodeNotReady", arrange: condition(metadata.NodeNotReady)},
-	"plugin not registered": {reason: "PluginNotRegistered", arrange: condition(metadata.NotRegistered)},
-	"no controller":         {reason: "ControllerNotRunning", arrange: condition(metadata.NoController)},
-	"claim not released":    {reason: "ClaimNotReleased", arrange: condition(metadata.ClaimOfEnded)},
+	"node gone":             {reason: "NodeNotReady", arrange: condition(orchestrator.NodeNotReady)},
+	"plugin not registered": {reason: "PluginNotRegistered", arrange: condition(orchestrator.NotRegistered)},
+	"no controller":         {reason: "ControllerNotRunning", arrange: condition(orchestrator.NoController)},
+	"claim not released":    {reason: "ClaimNotReleased", arrange: condition(orchestrator.ClaimOfEnded)},
 	"no controller, and the workload runs": {
-		reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+		reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			publishOnA(t, r, trace)
-			trace.Conditions = []metadata.TraceCondition{metadata.NoController, metadata.Running}
+			trace.Conditions = []orchestrator.TraceCondition{orchestrator.NoController, orchestrator.Running}
 		},
 	},
-	"class without plugin": {reason: "OtherDriver", arrange: condition(metadata.OtherDriver)},
-	"snapshot not ready":   {reason: "SnapshotNotReady", arrange: condition(metadata.SnapshotNotReady)},
+	"class without plugin": {reason: "OtherDriver", arrange: condition(orchestrator.OtherDriver)},
+	"snapshot not ready":   {reason: "SnapshotNotReady", arrange: condition(orchestrator.SnapshotNotReady)},
 	"nothing was said yet": {
-		reason: "NotStartedYet", arrange: func(_ *testing.T, _ *coretest.Rig, trace *metadata.Trace) {
-			trace.Steps = append(trace.Steps, metadata.TraceStep{Link: "workload", Object: "Pod x/y", State: "Pending"})
+		reason: "NotStartedYet", arrange: func(_ *testing.T, _ *coretest.Rig, trace *orchestrator.Trace) {
+			trace.Steps = append(trace.Steps, orchestrator.TraceStep{Link: "workload", Object: "Pod x/y", State: "Pending"})
 		},
 	},
-	"expansion waits": {reason: "ExpansionWaits", arrange: condition(metadata.ExpansionPending)},
+	"expansion waits": {reason: "ExpansionWaits", arrange: condition(orchestrator.ExpansionPending)},
 }
 
 // refusals makes a rig without hot-plug whose nodes refuse so many restarts, and then do not reply.
@@ -217,8 +217,8 @@ func refusals(n int64) func(*coretest.Options) {
 }
 
 // publishUntil publishes the volume again and again until the answer has the text.
-func publishUntil(text string) func(*testing.T, *coretest.Rig, *metadata.Trace) {
-	return func(t *testing.T, r *coretest.Rig, trace *metadata.Trace) {
+func publishUntil(text string) func(*testing.T, *coretest.Rig, *orchestrator.Trace) {
+	return func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 			err := r.Publish(t, trace.VolumeID, r.Node(t, "node-a"))
 			if strings.Contains(status.Convert(err).Message(), text) {
@@ -243,18 +243,18 @@ func (r *refusing) Request(_ context.Context, _, id string) error {
 	return nil
 }
 
-func (r *refusing) Reply(_ context.Context, _, id string) (metadata.RestartReply, error) {
+func (r *refusing) Reply(_ context.Context, _, id string) (orchestrator.RestartReply, error) {
 	if r.last.Load() != id {
-		return metadata.RestartReply{}, nil
+		return orchestrator.RestartReply{}, nil
 	}
-	return metadata.RestartReply{State: metadata.RestartRefused, Reason: "pods would end"}, nil
+	return orchestrator.RestartReply{State: orchestrator.RestartRefused, Reason: "pods would end"}, nil
 }
 
-func (r *refusing) Withdraw(ctx context.Context, instance, id string) (metadata.RestartReply, error) {
+func (r *refusing) Withdraw(ctx context.Context, instance, id string) (orchestrator.RestartReply, error) {
 	return r.Reply(ctx, instance, id)
 }
-func (*refusing) Forget(context.Context, string, string) error          { return nil }
-func (*refusing) Report(context.Context, string, metadata.Report) error { return nil }
+func (*refusing) Forget(context.Context, string, string) error              { return nil }
+func (*refusing) Report(context.Context, string, orchestrator.Report) error { return nil }
 
 func rackName(t *testing.T) string { return t.Name() + time.Now().String() }
 
@@ -272,7 +272,7 @@ func TestStories(t *testing.T) {
 					s.rig(o)
 				}
 			})
-			trace := metadata.Trace{
+			trace := orchestrator.Trace{
 				VolumeID: r.Create(t, "pvc-1"), Claim: "default/data", Node: "worker-1", NodeID: r.Node(t, "node-a"),
 			}
 			s.arrange(t, r, &trace)
@@ -290,7 +290,7 @@ func TestStories(t *testing.T) {
 			r.ClearCalls(t)
 			got, err := diagnose.Explain(
 				t.Context(),
-				metadata.Subject{Claim: "default/data"},
+				orchestrator.Subject{Claim: "default/data"},
 				traced(trace),
 				[]*rack.Client{client},
 				coretest.Cluster,
@@ -322,17 +322,17 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 		workload, orchestrator string
 		want                   []string
 	}{
-		{"pod shop/db-0", metadata.OrchestratorKubernetes, []string{"kubectl cordon worker-1", "kubectl delete pod -n shop db-0:"}},
-		{"allocation 5a7d9b11 (db)", metadata.OrchestratorNomad, []string{"client worker-1", "nomad alloc stop 5a7d9b11:"}},
-		{"", metadata.OrchestratorKubernetes, []string{"kubectl delete pod -n NAMESPACE POD:"}},
+		{"pod shop/db-0", orchestrator.Kubernetes, []string{"kubectl cordon worker-1", "kubectl delete pod -n shop db-0:"}},
+		{"allocation 5a7d9b11 (db)", orchestrator.Nomad, []string{"client worker-1", "nomad alloc stop 5a7d9b11:"}},
+		{"", orchestrator.Kubernetes, []string{"kubectl delete pod -n NAMESPACE POD:"}},
 	} {
-		trace := metadata.Trace{
+		trace := orchestrator.Trace{
 			VolumeID: id, Node: "worker-1", Workload: test.workload, Orchestrator: test.orchestrator,
-			Messages: []metadata.TraceMessage{{Text: "and takes no more, because --max-disks is 8"}},
+			Messages: []orchestrator.TraceMessage{{Text: "and takes no more, because --max-disks is 8"}},
 		}
 		got, err := diagnose.Explain(
 			t.Context(),
-			metadata.Subject{VolumeID: id},
+			orchestrator.Subject{VolumeID: id},
 			traced(trace),
 			[]*rack.Client{newRack(t, r)},
 			coretest.Cluster,
@@ -357,8 +357,8 @@ func TestExplainKnowsEachErrorOfThePage(t *testing.T) {
 		rack.ErrSize.Error():           "Unknown: Ask for a size that the rack makes: docs/reference/limits.md.",
 		"something else":               "Unknown: read the messages below",
 	} {
-		verdict := diagnose.Verdict(diagnose.Facts{Trace: metadata.Trace{
-			Messages: []metadata.TraceMessage{{Text: "waiting"}, {Text: "NodeStageVolume: " + text + ": details"}},
+		verdict := diagnose.Verdict(diagnose.Facts{Trace: orchestrator.Trace{
+			Messages: []orchestrator.TraceMessage{{Text: "waiting"}, {Text: "NodeStageVolume: " + text + ": details"}},
 		}})
 		if got := verdict.Reason + ": " + verdict.Next; !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %s, want %s", text, got, want)
@@ -371,7 +371,7 @@ func TestExplainKnowsEachErrorOfThePage(t *testing.T) {
 func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	r := coretest.New(t)
 	id, racks := r.Create(t, "postgres"), []*rack.Client{newRack(t, r)}
-	for _, subject := range []metadata.Subject{{VolumeID: id}, {Name: "postgres"}} {
+	for _, subject := range []orchestrator.Subject{{VolumeID: id}, {Name: "postgres"}} {
 		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster, nil)
 		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, id) {
 			t.Errorf("%+v: %+v, %v", subject, got, err)
@@ -379,7 +379,7 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	}
 	if got, err := diagnose.Explain(
 		t.Context(),
-		metadata.Subject{Name: "none"},
+		orchestrator.Subject{Name: "none"},
 		nil,
 		racks,
 		coretest.Cluster,
@@ -392,11 +392,11 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 // knows is an orchestrator that knows one volume by its ID.
 type knows string
 
-func (k knows) Trace(_ context.Context, subject metadata.Subject) (metadata.Trace, error) {
+func (k knows) Trace(_ context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
 	if subject.VolumeID != string(k) {
-		return metadata.Trace{}, errors.New("no PersistentVolume has " + subject.VolumeID)
+		return orchestrator.Trace{}, errors.New("no PersistentVolume has " + subject.VolumeID)
 	}
-	return metadata.Trace{VolumeID: string(k), Claim: "shop/data"}, nil
+	return orchestrator.Trace{VolumeID: string(k), Claim: "shop/data"}, nil
 }
 
 // Errors name the disk of a grown volume by its own ID. That leads to the volume, on the rack and in the orchestrator.
@@ -405,8 +405,8 @@ func TestExplainADisk(t *testing.T) {
 	id := r.Create(t, "postgres")
 	_, disk := grow(t, r, id)
 	racks := []*rack.Client{newRack(t, r)}
-	for name, tracer := range map[string]metadata.Tracer{"orchestrator": knows(id), "only the rack": nil} {
-		subject := metadata.Subject{VolumeID: disk.Id}
+	for name, tracer := range map[string]orchestrator.Tracer{"orchestrator": knows(id), "only the rack": nil} {
+		subject := orchestrator.Subject{VolumeID: disk.Id}
 		got, err := diagnose.Explain(t.Context(), subject, tracer, racks, coretest.Cluster, nil)
 		if err != nil || got.Reason != "Works" || len(got.Messages) > 0 || !strings.Contains(got.Verdict, id) ||
 			len(got.Chain) != 1 || !strings.Contains(got.Chain[0].Object, string(disk.Name)) {
@@ -414,7 +414,7 @@ func TestExplainADisk(t *testing.T) {
 		}
 	}
 	got, err := diagnose.Explain(
-		t.Context(), metadata.Subject{VolumeID: coretest.NoVolumeID}, knows(coretest.NoVolumeID), racks, coretest.Cluster,
+		t.Context(), orchestrator.Subject{VolumeID: coretest.NoVolumeID}, knows(coretest.NoVolumeID), racks, coretest.Cluster,
 		nil)
 	if err != nil || got.Reason != "DiskGone" || got.Chain[0].Object != "disk of volume "+coretest.NoVolumeID {
 		t.Errorf("an ID that no rack knows: %+v, %v", got, err)
@@ -424,8 +424,8 @@ func TestExplainADisk(t *testing.T) {
 // unreachable is an orchestrator that does not answer.
 type unreachable struct{}
 
-func (unreachable) Trace(context.Context, metadata.Subject) (metadata.Trace, error) {
-	return metadata.Trace{}, errors.New("connection refused")
+func (unreachable) Trace(context.Context, orchestrator.Subject) (orchestrator.Trace, error) {
+	return orchestrator.Trace{}, errors.New("connection refused")
 }
 
 // If the orchestrator does not answer, the rack's part of a volume ID is shown, and that the rest is not known. A claim
@@ -433,13 +433,13 @@ func (unreachable) Trace(context.Context, metadata.Subject) (metadata.Trace, err
 func TestExplainSaysThatTheOrchestratorWasNotAsked(t *testing.T) {
 	r := coretest.New(t)
 	racks := []*rack.Client{newRack(t, r)}
-	subject := metadata.Subject{VolumeID: r.Create(t, "x")}
+	subject := orchestrator.Subject{VolumeID: r.Create(t, "x")}
 	got, err := diagnose.Explain(t.Context(), subject, unreachable{}, racks, coretest.Cluster, nil)
 	if err != nil || len(got.Chain) != 1 || len(got.Messages) != 1 ||
 		!strings.Contains(got.Messages[0].Text, "not asked: connection refused") {
 		t.Errorf("%+v, %v", got, err)
 	}
-	claim := metadata.Subject{Claim: "default/x"}
+	claim := orchestrator.Subject{Claim: "default/x"}
 	if got, err := diagnose.Explain(
 		t.Context(),
 		claim,
@@ -482,8 +482,8 @@ func TestNextStepsElsewhere(t *testing.T) {
 		"RackUnavailable",
 	}
 	for orchestrator, possible := range map[string]func(reason string) bool{
-		metadata.OrchestratorNomad: func(reason string) bool { return !slices.Contains(notOnNomad, reason) },
-		metadata.OrchestratorNone:  func(reason string) bool { return slices.Contains(onHosts, reason) },
+		orchestrator.Nomad: func(reason string) bool { return !slices.Contains(notOnNomad, reason) },
+		orchestrator.None:  func(reason string) bool { return slices.Contains(onHosts, reason) },
 	} {
 		for _, s := range diagnose.Symptoms {
 			text := diagnose.NextFor(s, orchestrator)

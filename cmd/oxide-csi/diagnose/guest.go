@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // probeTimeout limits how long the content of a device is looked for. The disk may not answer.
@@ -25,7 +25,7 @@ const probeTimeout = 5 * time.Second
 type Devices device.Roots
 
 // Steps looks for the disk by its serial.
-func (d Devices) Steps(ctx context.Context, diskName string) []metadata.TraceStep {
+func (d Devices) Steps(ctx context.Context, diskName string) []orchestrator.TraceStep {
 	guest := device.Roots(d)
 	disks, _ := guest.Disks() // this machine may have no NVMe disks at all
 	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(diskName) })
@@ -37,12 +37,12 @@ func (d Devices) Steps(ctx context.Context, diskName string) []metadata.TraceSte
 	if controller := guest.ControllerState(disk.Name); controller != "" && controller != device.ControllerLive {
 		state = controller
 	}
-	steps := []metadata.TraceStep{{
+	steps := []orchestrator.TraceStep{{
 		Link: "device", Object: fmt.Sprintf("device %s, serial %s", disk.Name, disk.Serial), State: state,
 	}}
 	table, err := mount.ReadTable()
 	if err != nil {
-		return append(steps, metadata.TraceStep{Link: "mount", Object: "mounts", State: err.Error()})
+		return append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: err.Error()})
 	}
 	mounts := table.OfDevice(disk.Number)
 	steps = append(steps, filesystemStep(ctx, guest, disk, mounts))
@@ -51,10 +51,10 @@ func (d Devices) Steps(ctx context.Context, diskName string) []metadata.TraceSte
 		if m.ReadOnly {
 			state = "read-only"
 		}
-		steps = append(steps, metadata.TraceStep{Link: "mount", Object: "mount " + m.Path, State: state})
+		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mount " + m.Path, State: state})
 	}
 	if len(mounts) == 0 {
-		steps = append(steps, metadata.TraceStep{Link: "mount", Object: "mounts", State: "none"})
+		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: "none"})
 	}
 	return steps
 }
@@ -63,8 +63,8 @@ func (d Devices) Steps(ctx context.Context, diskName string) []metadata.TraceSte
 // does not answer is not read.
 func filesystemStep(
 	ctx context.Context, guest device.Roots, disk device.Disk, mounts []mount.Entry,
-) metadata.TraceStep {
-	step := metadata.TraceStep{Link: "filesystem", Object: "content of " + disk.Name}
+) orchestrator.TraceStep {
+	step := orchestrator.TraceStep{Link: "filesystem", Object: "content of " + disk.Name}
 	if len(mounts) > 0 {
 		switch m := mounts[0]; {
 		case m.Block():

@@ -26,6 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Node is what [ExamineNode] looks at.
@@ -50,7 +51,7 @@ type IdentitySource struct {
 }
 
 // ExamineNode examines the node that the process runs on. It only reads.
-func ExamineNode(ctx context.Context, n Node) []metadata.Finding {
+func ExamineNode(ctx context.Context, n Node) []orchestrator.Finding {
 	e := &examination{area: "node"}
 	e.identity(ctx, n.Sources)
 	e.kernel(n)

@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // MinOrphanAge is the age below which nothing is deleted: an orchestrator may still be creating its object.
@@ -128,7 +128,7 @@ func readContents(ctx context.Context, racks []*rack.Client) ([]contents, error)
 // The racks are read first: the orchestrator's object exists before the disk does, or the disk is younger than
 // [MinOrphanAge].
 func FindOrphans(
-	ctx context.Context, racks []*rack.Client, cluster string, orchestrator metadata.Inventorist, now time.Time,
+	ctx context.Context, racks []*rack.Client, cluster string, orchestrator orchestrator.Inventorist, now time.Time,
 ) (Orphans, error) {
 	for _, client := range racks {
 		if _, err := client.Check(ctx); err != nil {
@@ -149,7 +149,7 @@ func FindOrphans(
 // known are the IDs and names that the orchestrator knows.
 type known struct{ ids, names map[string]bool }
 
-func knownOf(objects []metadata.KnownObject, name func(csiName string) string) known {
+func knownOf(objects []orchestrator.KnownObject, name func(csiName string) string) known {
 	k := known{ids: map[string]bool{}, names: map[string]bool{}}
 	for _, object := range objects {
 		if id, ok := diskname.ParseID(object.ID); ok {
@@ -163,7 +163,7 @@ func knownOf(objects []metadata.KnownObject, name func(csiName string) string) k
 
 func (k known) has(id, name string) bool { return k.ids[id] || k.names[name] }
 
-func compare(all []contents, cluster string, inventory metadata.Inventory, now time.Time) Orphans {
+func compare(all []contents, cluster string, inventory orchestrator.Inventory, now time.Time) Orphans {
 	volumes := knownOf(inventory.Volumes, func(name string) string { return diskname.ForVolume(cluster, name) })
 	snapshots := knownOf(inventory.Snapshots, func(name string) string { return diskname.ForSnapshot(cluster, name) })
 	var found Orphans
@@ -223,7 +223,7 @@ func ownedBy(description, adoptedBy string) string {
 	return cmp.Or(adoptedBy, described.Cluster)
 }
 
-func missing(objects []metadata.KnownObject, onRacks map[string]bool) (gone []Missing) {
+func missing(objects []orchestrator.KnownObject, onRacks map[string]bool) (gone []Missing) {
 	for _, object := range objects {
 		id, ok := diskname.ParseID(object.ID)
 		if object.ID != "" && (!ok || !onRacks[id]) {
@@ -317,7 +317,7 @@ func recordOrphans(c contents, cluster string) (orphans []Orphan) {
 type Cleaner struct {
 	Racks        []*rack.Client
 	Cluster      string
-	Orchestrator metadata.Inventorist
+	Orchestrator orchestrator.Inventorist
 	// Service deletes volumes and snapshots, with all checks that it makes for an orchestrator.
 	Service *controller.Service
 	// Now is the time by which an orphan's age counts.

@@ -20,18 +20,20 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// orchestrator knows what a test gives it.
-type orchestrator struct {
-	has metadata.Inventory
+// fakeInventory knows what a test gives it.
+type fakeInventory struct {
+	has orchestrator.Inventory
 	err error
 }
 
-func (o *orchestrator) Inventory(context.Context) (metadata.Inventory, error) { return o.has, o.err }
+func (o *fakeInventory) Inventory(context.Context) (orchestrator.Inventory, error) {
+	return o.has, o.err
+}
 
 func newRack(t *testing.T, r *coretest.Rig) *rack.Client {
 	t.Helper()
@@ -44,7 +46,7 @@ func newRack(t *testing.T, r *coretest.Rig) *rack.Client {
 }
 
 // cleaner is a cleaner for which everything is two days old.
-func cleaner(t *testing.T, r *coretest.Rig, known metadata.Inventorist) diagnose.Cleaner {
+func cleaner(t *testing.T, r *coretest.Rig, known orchestrator.Inventorist) diagnose.Cleaner {
 	racks := []*rack.Client{newRack(t, r)}
 	return diagnose.Cleaner{
 		Racks: racks, Cluster: coretest.Cluster, Orchestrator: known,
@@ -71,9 +73,9 @@ func kept(found diagnose.Orphans) map[string]string {
 	return reasons
 }
 
-func volumes(ids ...string) (known []metadata.KnownObject) {
+func volumes(ids ...string) (known []orchestrator.KnownObject) {
 	for _, id := range ids {
-		known = append(known, metadata.KnownObject{ID: id, Object: "PersistentVolume " + id})
+		known = append(known, orchestrator.KnownObject{ID: id, Object: "PersistentVolume " + id})
 	}
 	return known
 }
@@ -93,7 +95,7 @@ func TestOrphansOfExpansions(t *testing.T) {
 		})
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 	}
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(used, other)
 	c := cleaner(t, r, known)
 	found := find(t, c)
@@ -142,7 +144,7 @@ func TestOrphansOfGrownVolumes(t *testing.T) {
 	old, _ := grow(t, r, orphan)
 	half := r.Disk(t, deleted)
 	coretest.Must(t, r.Delete(t, deleted))
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(used, deleted)
 	r = withHalfDeleted(t, withHalfDeleted(t, r, old), half)
 	c := cleaner(t, r, known)
@@ -175,9 +177,9 @@ func TestOrphans(t *testing.T) {
 	r.UserDisk(t, coretest.Project, "by-hand", "mine")
 	copied := r.UserDisk(t, coretest.Project, "copied", rack.NewDescription(coretest.Cluster, "orphan", "").Encode()).Id
 
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = append(volumes(used, coretest.NoVolumeID),
-		metadata.KnownObject{CSIName: "pvc-123", Object: "PersistentVolumeClaim default/data"})
+		orchestrator.KnownObject{CSIName: "pvc-123", Object: "PersistentVolumeClaim default/data"})
 	c := cleaner(t, r, known)
 	found := find(t, c)
 	want := map[string]string{
@@ -220,7 +222,7 @@ func TestOrphans(t *testing.T) {
 func TestOrphansAreNotGuessed(t *testing.T) {
 	r := coretest.New(t)
 	orphan := r.Create(t, "orphan")
-	for name, known := range map[string]*orchestrator{
+	for name, known := range map[string]*fakeInventory{
 		"incomplete":      {err: errors.New("forbidden")},
 		"another cluster": {},
 	} {
@@ -229,7 +231,7 @@ func TestOrphansAreNotGuessed(t *testing.T) {
 		}
 	}
 	used := r.Create(t, "used")
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(used)
 	for _, operation := range []string{"disk_list", "snapshot_list", "anti_affinity_group_list"} {
 		// More than once: a request that an earlier round has cancelled may still arrive.
@@ -264,7 +266,7 @@ func TestOrphansOfAdoptions(t *testing.T) {
 	}
 	record(away, "other")
 	record(coretest.NoVolumeID, coretest.Cluster)
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(used)
 	c := cleaner(t, r, known)
 	found := find(t, c)
@@ -296,7 +298,7 @@ func TestOrphansAreFoundInOnePass(t *testing.T) {
 			ids = append(ids, disk.Id)
 		}
 	}
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(ids...)
 	c := cleaner(t, r, known)
 	r.ClearCalls(t)

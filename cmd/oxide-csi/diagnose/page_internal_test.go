@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // pageBegin is the introduction of docs/how-to/troubleshooting.md.
@@ -50,7 +50,7 @@ a rack, ` + "`explain`" + ` reports only what the orchestrator knows.
 // Page is docs/how-to/troubleshooting.md.
 func Page() string {
 	entries := map[string]string{} // by their reason
-	for _, e := range metadata.Events() {
+	for _, e := range orchestrator.Events() {
 		entries[e.Reason] = fmt.Sprintf("%s\n\n- **Event of:** the %s\n- **Next:** %s\n", e.When, e.Object, e.Next)
 	}
 	for _, s := range Symptoms {
@@ -83,7 +83,7 @@ func (s Symptom) entry() string {
 		placeholders.Replace(s.Next),
 	)
 	for _, other := range []struct{ orchestrator, name string }{
-		{metadata.OrchestratorNomad, "on Nomad"}, {metadata.OrchestratorNone, "on plain hosts"},
+		{orchestrator.Nomad, "on Nomad"}, {orchestrator.None, "on plain hosts"},
 	} {
 		if next, differs := nextElsewhere[other.orchestrator][s.Reason]; differs {
 			text += fmt.Sprintf("- **Next, %s:** %s\n", other.name, placeholders.Replace(next))

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Limits above which the rack gets a warning.
@@ -76,7 +76,7 @@ func ExamineRack(
 	clock *Clock,
 	cluster string,
 	now time.Time,
-) []metadata.Finding {
+) []orchestrator.Finding {
 	e := &examination{area: "rack " + client.Name()}
 	project, err := client.Check(ctx)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // restartNext are the next steps for a planned restart that has not begun, by the reason.
@@ -27,7 +27,7 @@ var restartNext = map[restart.Reason]string{
 }
 
 // ExamineRestarts looks at the planned restarts of a controller, and why those have not begun that have not.
-func ExamineRestarts(restarts []client.Restart, now time.Time) []metadata.Finding {
+func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Finding {
 	e := &examination{area: "restarts"}
 	needed := 0
 	for _, r := range restarts {
@@ -55,7 +55,7 @@ func ExamineRestarts(restarts []client.Restart, now time.Time) []metadata.Findin
 }
 
 // RestartsUnknown is the finding if the controller at a socket does not answer.
-func RestartsUnknown(socket string, err error) []metadata.Finding {
+func RestartsUnknown(socket string, err error) []orchestrator.Finding {
 	e := &examination{area: "restarts"}
 	e.warn("planned restarts", "see the controller's log", "the controller at %s does not answer: %s", socket, err)
 	return e.findings

@@ -13,18 +13,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // A restart that waits for an operator is a warning, with the reason. A restart that begins by itself is none.
 func TestExamineRestarts(t *testing.T) {
 	now := time.Now()
-	for reason, want := range map[restart.Reason]metadata.Status{
-		restart.ReasonWindow: metadata.StatusOK, restart.ReasonCoolDown: metadata.StatusOK,
-		restart.ReasonOthers: metadata.StatusOK, restart.ReasonUnderWay: metadata.StatusOK, "": metadata.StatusOK,
-		restart.ReasonHours: metadata.StatusWarning, restart.ReasonPolicy: metadata.StatusWarning,
-		restart.ReasonRefused: metadata.StatusWarning, restart.ReasonSelf: metadata.StatusWarning,
-		restart.ReasonState: metadata.StatusWarning,
+	for reason, want := range map[restart.Reason]orchestrator.Status{
+		restart.ReasonWindow: orchestrator.StatusOK, restart.ReasonCoolDown: orchestrator.StatusOK,
+		restart.ReasonOthers: orchestrator.StatusOK, restart.ReasonUnderWay: orchestrator.StatusOK, "": orchestrator.StatusOK,
+		restart.ReasonHours: orchestrator.StatusWarning, restart.ReasonPolicy: orchestrator.StatusWarning,
+		restart.ReasonRefused: orchestrator.StatusWarning, restart.ReasonSelf: orchestrator.StatusWarning,
+		restart.ReasonState: orchestrator.StatusWarning,
 	} {
 		found := diagnose.ExamineRestarts([]client.Restart{
 			{NodeID: "id", NodeName: "node-a", Reason: reason, Message: "the message", Since: now.Add(-time.Minute)},

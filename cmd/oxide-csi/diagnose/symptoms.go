@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Symptom is a row of the table from which verdicts are made, and docs/how-to/troubleshooting.md.
@@ -55,13 +55,13 @@ func saysError(errs ...error) func(Facts) bool {
 	}
 }
 
-func has(condition metadata.TraceCondition) func(Facts) bool {
+func has(condition orchestrator.TraceCondition) func(Facts) bool {
 	return func(f Facts) bool { return f.has(condition) }
 }
 
 // unlessRunning is [has] for a condition that does no harm to a workload that runs.
-func unlessRunning(condition metadata.TraceCondition) func(Facts) bool {
-	return func(f Facts) bool { return f.has(condition) && !f.has(metadata.Running) }
+func unlessRunning(condition orchestrator.TraceCondition) func(Facts) bool {
+	return func(f Facts) bool { return f.has(condition) && !f.has(orchestrator.Running) }
 }
 
 func either(matches ...func(Facts) bool) func(Facts) bool {
@@ -99,14 +99,14 @@ var Symptoms = []Symptom{
 	{
 		"OtherDriver",
 		"claim",
-		has(metadata.OtherDriver),
+		has(orchestrator.OtherDriver),
 		"claim {claim} has no volume, and a storage class that is not this plugin's",
 		actorUser,
 		"if this plugin should make it: end its pod, delete the claim, and create it with a class of csi.oxide.computer (kubectl get storageclass)",
 		"The class of a claim never changes. A class that does not exist, or names another driver, does not reach the plugin.",
 	},
 	{
-		"SnapshotNotReady", "claim", has(metadata.SnapshotNotReady),
+		"SnapshotNotReady", "claim", has(orchestrator.SnapshotNotReady),
 		"claim {claim} waits for its snapshot, which is not ready", actorUser,
 		"kubectl describe volumesnapshot -n {namespace}: the status of the one that the claim names has the reason",
 		"The provisioner creates the volume when the VolumeSnapshot has readyToUse: true.",
@@ -253,7 +253,7 @@ var Symptoms = []Symptom{
 		"AttachedElsewhere",
 		"attachment",
 		func(f Facts) bool {
-			return !f.has(metadata.Attached) && f.says("is attached to instance") &&
+			return !f.has(orchestrator.Attached) && f.says("is attached to instance") &&
 				f.says("unpublish the volume from that node first")
 		},
 		"disk {disk} is still attached to instance {holder}",
@@ -262,7 +262,7 @@ var Symptoms = []Symptom{
 		"A disk is attached to one instance at a time. Kubernetes does not detach it from a node that is down until somebody acts: docs/how-to/drain-nodes.md.",
 	},
 	{
-		"ControllerNotRunning", "attachment", unlessRunning(metadata.NoController),
+		"ControllerNotRunning", "attachment", unlessRunning(orchestrator.NoController),
 		"no controller of the plugin is healthy, so nothing attaches volume {volume}", actorOperator,
 		"nomad job status -namespace=oxide-csi oxide-csi-controller; then nomad alloc logs -stderr of its allocation",
 		"Only a controller calls the rack. Volumes that are mounted already stay usable.",
@@ -270,7 +270,7 @@ var Symptoms = []Symptom{
 	{
 		"ClaimNotReleased",
 		"attachment",
-		unlessRunning(metadata.ClaimOfEnded),
+		unlessRunning(orchestrator.ClaimOfEnded),
 		"an allocation that has ended still claims volume {volume}",
 		actorOperator,
 		"if nomad volume status shows no running allocation: nomad system gc; if the claim is still there after five minutes: docs/how-to/troubleshooting-nomad.md#stuck",
@@ -279,7 +279,7 @@ var Symptoms = []Symptom{
 	{
 		"PluginNotRegistered",
 		"node",
-		has(metadata.NotRegistered),
+		has(orchestrator.NotRegistered),
 		"node {node} has no running plugin",
 		actorOperator,
 		"kubectl -n oxide-csi get pods -o wide, then kubectl -n oxide-csi logs --all-containers of its oxide-csi-node pod there",
@@ -288,7 +288,7 @@ var Symptoms = []Symptom{
 	{
 		"NodeNotReady",
 		"node",
-		has(metadata.NodeNotReady),
+		has(orchestrator.NodeNotReady),
 		"the orchestrator does not hear from node {node}",
 		actorOperator,
 		"if its instance runs, repair the node; only if the instance is stopped or deleted: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
@@ -377,7 +377,7 @@ var Symptoms = []Symptom{
 	{
 		"ExpansionWaits",
 		"volume",
-		has(metadata.ExpansionPending),
+		has(orchestrator.ExpansionPending),
 		"volume {volume} gets its new size when no workload uses it",
 		actorUser,
 		"scale the workload of claim {claim} to 0, and keep the claim; on a rack without hot-plug also stop the instance; go back when kubectl get pvc shows the new capacity",
@@ -403,7 +403,7 @@ var Symptoms = []Symptom{
 // nextElsewhere are the next steps of symptoms, by orchestrator and reason, where others than those of Kubernetes are
 // needed. Without an orchestrator only what the rack answers leads to a verdict.
 var nextElsewhere = map[string]map[string]string{
-	metadata.OrchestratorNomad: {
+	orchestrator.Nomad: {
 		"RackHasNoHotplug": "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a " +
 			"controller on another client, and start it: docs/how-to/planned-restarts-nomad.md#stop-an-instance-yourself",
 		"TokenRejected": "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
@@ -432,7 +432,7 @@ var nextElsewhere = map[string]map[string]string{
 		"RackUnavailable": "nomad alloc exec -namespace=oxide-csi -job oxide-csi-controller /usr/local/bin/oxide-csi doctor; then the " +
 			"rack's operator",
 	},
-	metadata.OrchestratorNone: {
+	orchestrator.None: {
 		"TokenRejected":   "put a valid token of this silo into the controller's token file (OXIDE_TOKEN_FILE); no restart is needed",
 		"OnlySnapshot":    "delete neither that snapshot nor the volume; the plugin makes the disk by itself, when there is room for it",
 		"InstanceDeleted": "its disks were detached with it: oxide-csi volume attach {volume}, on the host that takes over",
@@ -465,7 +465,7 @@ var (
 
 // pending reports whether the workload has not started.
 func (f Facts) pending() bool {
-	return slices.ContainsFunc(f.Steps, func(s metadata.TraceStep) bool {
+	return slices.ContainsFunc(f.Steps, func(s orchestrator.TraceStep) bool {
 		return s.Link == "workload" && strings.EqualFold(s.State, "pending") // the word of Kubernetes and of Nomad
 	})
 }

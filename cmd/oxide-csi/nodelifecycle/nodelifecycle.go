@@ -17,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -34,13 +35,13 @@ const (
 // provider identifies the instance. ClearTaint returns when the node has not had the taint for five minutes, or when
 // ctx ends. It logs failures and retries.
 func ClearTaint(
-	ctx context.Context, node metadata.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
+	ctx context.Context, node orchestrator.StartupTaint, key string, identity metadata.Provider, log *slog.Logger,
 ) {
 	self, err := metadata.Await(ctx, identity, func(error) bool { return true })
 	if err != nil {
 		return // ctx has ended.
 	}
-	registration := metadata.Registration{Driver: rpc.PluginName, NodeID: self.ID}
+	registration := orchestrator.Registration{Driver: rpc.PluginName, NodeID: self.ID}
 	followCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changes := node.Follow(followCtx)
@@ -90,7 +91,7 @@ func logLevel(err error) slog.Level {
 
 // AwaitDetached waits until none of the plugin's volumes is attached to the Node. If the Node is not given up, it
 // returns nil at once. If ctx ends first, the error names the attached volumes.
-func AwaitDetached(ctx context.Context, node metadata.Departure, log *slog.Logger) error {
+func AwaitDetached(ctx context.Context, node orchestrator.Departure, log *slog.Logger) error {
 	reason, err := retry(ctx, node.Leaving)
 	if err != nil {
 		return fmt.Errorf("check whether the node is given up: %w", err)

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 const (
@@ -59,9 +60,9 @@ func (n *node) Follow(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-func (n *node) RemoveTaint(_ context.Context, key string, r metadata.Registration) (bool, error) {
+func (n *node) RemoveTaint(_ context.Context, key string, r orchestrator.Registration) (bool, error) {
 	n.requests++
-	if key != taint || r != (metadata.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
+	if key != taint || r != (orchestrator.Registration{Driver: rpc.PluginName, NodeID: instanceID}) {
 		return false, errors.New("wrong taint or registration")
 	}
 	after := time.Since(n.began)

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Node simulates the Kubernetes API server for one Node, and the controller that requests planned restarts of the Node.
@@ -53,10 +53,10 @@ func (n *Node) RequestRestart(id string) {
 }
 
 // RestartReply is the node's answer to the request for a planned restart.
-func (n *Node) RestartReply(id string) metadata.RestartReply {
+func (n *Node) RestartReply(id string) orchestrator.RestartReply {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return metadata.ParseRestartReply(n.annotations[replyAnnotation], id)
+	return orchestrator.ParseRestartReply(n.annotations[replyAnnotation], id)
 }
 
 // annotate writes annotations. Nil removes an annotation.

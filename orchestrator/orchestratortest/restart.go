@@ -2,7 +2,9 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadatatest
+// Package orchestratortest tests the adapters of orchestrators: what [orchestrator.RestartRequester] and
+// [orchestrator.RestartListener] promise.
+package orchestratortest
 
 import (
 	"context"
@@ -14,37 +16,39 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // RestartHarness is a simulated orchestrator, and the two halves that exchange messages through it. Each case gets a
 // new RestartHarness, whose orchestrator works and holds no request.
 type RestartHarness struct {
 	// NewRequester and NewListener build the two halves. They are called again to simulate a restart of the plugin.
-	NewRequester func() metadata.RestartRequester
-	NewListener  func() metadata.RestartListener
+	NewRequester func() orchestrator.RestartRequester
+	NewListener  func() orchestrator.RestartListener
 	// Instance is the listener's instance.
 	Instance string
 	// Other is a second instance with a node plugin. NewOther builds its listener.
 	Other    string
-	NewOther func() metadata.RestartListener
+	NewOther func() orchestrator.RestartListener
 	// Break breaks the orchestrator in one way for both halves until Repair. Repair is called only after Break.
-	Break  func(Fault)
+	Break  func(metadatatest.Fault)
 	Repair func()
 	// Secrets are texts that must appear in no error.
 	Secrets []string
-	// Cannot is like [Harness.Cannot], for the abilities CanDown, CanSlow, CanDeny, CanHaveTwoNodes and CanReportChanges.
-	Cannot map[Ability]string
+	// Cannot is like [metadatatest.Harness.Cannot], for the abilities CanDown, CanSlow, CanDeny, CanHaveTwoNodes and
+	// CanReportChanges.
+	Cannot map[metadatatest.Ability]string
 }
 
 const (
 	// CanHaveTwoNodes means that the orchestrator can have a second node.
-	CanHaveTwoNodes Ability = "have two nodes"
+	CanHaveTwoNodes metadatatest.Ability = "have two nodes"
 	// CanReportChanges means that the orchestrator reports changes, so that the listener does not poll.
-	CanReportChanges Ability = "report changes"
+	CanReportChanges metadatatest.Ability = "report changes"
 )
 
-// RunRestart runs the suite for [metadata.RestartRequester] and [metadata.RestartListener].
+// RunRestart runs the suite for [orchestrator.RestartRequester] and [orchestrator.RestartListener].
 func RunRestart(t *testing.T, newHarness func(t *testing.T) RestartHarness) {
 	for _, c := range restartCases {
 		t.Run(c.name, func(t *testing.T) {
@@ -64,7 +68,7 @@ func RunRestart(t *testing.T, newHarness func(t *testing.T) RestartHarness) {
 
 type restartCase struct {
 	name  string
-	needs []Ability
+	needs []metadatatest.Ability
 	run   func(*restartProbe)
 }
 
@@ -90,14 +94,14 @@ const (
 )
 
 var (
-	accepted = metadata.RestartReply{State: metadata.RestartAccepted, Boot: bootA}
-	back     = metadata.RestartReply{State: metadata.RestartBack, Boot: bootB}
-	refused  = metadata.RestartReply{
-		State:  metadata.RestartRefused,
+	accepted = orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: bootA}
+	back     = orchestrator.RestartReply{State: orchestrator.RestartBack, Boot: bootB}
+	refused  = orchestrator.RestartReply{
+		State:  orchestrator.RestartRefused,
 		Reason: `a "block" inhibitor of dpkg (${x}, <é>, 100%): wait until it has gone`,
 		Boot:   bootA,
 	}
-	nothing = metadata.RestartReply{}
+	nothing = orchestrator.RestartReply{}
 )
 
 var restartCases = []restartCase{
@@ -112,7 +116,7 @@ var restartCases = []restartCase{
 		p.request(restartA)
 		p.wantRequested("asked twice", restartA, nothing)
 	}},
-	{name: "changes", needs: []Ability{CanReportChanges}, run: func(p *restartProbe) {
+	{name: "changes", needs: []metadatatest.Ability{CanReportChanges}, run: func(p *restartProbe) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		changes := p.listener.Changes(ctx)
@@ -203,7 +207,7 @@ var restartCases = []restartCase{
 		p.wantRequested("withdrawn", "", nothing)
 	}},
 	{name: "withdrawn while it is answered", run: withdrawWhileAnswered},
-	{name: "two nodes", needs: []Ability{CanHaveTwoNodes}, run: func(p *restartProbe) {
+	{name: "two nodes", needs: []metadatatest.Ability{CanHaveTwoNodes}, run: func(p *restartProbe) {
 		first, instance := p.listener, p.Instance
 		p.request(restartA)
 		p.listener, p.Instance = p.NewOther(), p.Other
@@ -237,20 +241,20 @@ var restartCases = []restartCase{
 				return p.requester.Report(
 					ctx,
 					p.Instance,
-					metadata.Report{Event: metadata.EventRestartRefused, Message: refused.Reason},
+					orchestrator.Report{Event: orchestrator.EventRestartRefused, Message: refused.Reason},
 				)
 			})
 		}
 	}},
-	{name: "down, then up", needs: []Ability{CanDown}, run: func(p *restartProbe) { brokenThenRepaired(p, Down) }},
+	{name: "down, then up", needs: []metadatatest.Ability{metadatatest.CanDown}, run: func(p *restartProbe) { brokenThenRepaired(p, metadatatest.Down) }},
 	{
 		name:  "denied, then granted",
-		needs: []Ability{CanDeny},
-		run:   func(p *restartProbe) { brokenThenRepaired(p, Denied) },
+		needs: []metadatatest.Ability{metadatatest.CanDeny},
+		run:   func(p *restartProbe) { brokenThenRepaired(p, metadatatest.Denied) },
 	},
-	{name: "slow", needs: []Ability{CanSlow}, run: func(p *restartProbe) {
+	{name: "slow", needs: []metadatatest.Ability{metadatatest.CanSlow}, run: func(p *restartProbe) {
 		p.request(restartA)
-		p.Break(Slow)
+		p.Break(metadatatest.Slow)
 		for what, call := range p.calls() {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			if err := p.checked(ctx, call); err == nil {
@@ -277,7 +281,7 @@ func withdrawWhileAnswered(p *restartProbe) {
 			defer cancel()
 			said <- p.listener.Reply(ctx, id, accepted)
 		}()
-		var answer metadata.RestartReply
+		var answer orchestrator.RestartReply
 		p.must("withdraw "+id, func(ctx context.Context) (err error) {
 			answer, err = p.requester.Withdraw(ctx, p.Instance, id)
 			return err
@@ -299,7 +303,7 @@ func withdrawWhileAnswered(p *restartProbe) {
 }
 
 // brokenThenRepaired checks that every call fails while the orchestrator is broken, and that nothing is lost.
-func brokenThenRepaired(p *restartProbe, fault Fault) {
+func brokenThenRepaired(p *restartProbe, fault metadatatest.Fault) {
 	p.request(restartA)
 	p.reply(restartA, refused)
 	p.Break(fault)
@@ -314,8 +318,8 @@ func brokenThenRepaired(p *restartProbe, fault Fault) {
 // restartProbe uses both halves and collects problems.
 type restartProbe struct {
 	RestartHarness
-	requester metadata.RestartRequester
-	listener  metadata.RestartListener
+	requester orchestrator.RestartRequester
+	listener  orchestrator.RestartListener
 
 	soon, signalTimeout time.Duration
 
@@ -325,6 +329,11 @@ type restartProbe struct {
 
 // restartTimeout is how long a call may take in a working orchestrator. It may need several machines.
 const restartTimeout = 30 * time.Second
+
+// soon is how long a call may take to return after its context has ended.
+const soon = 2 * time.Second
+
+var errStuck = errors.New("the call did not return")
 
 func (p *restartProbe) failf(format string, args ...any) {
 	p.mu.Lock()
@@ -360,7 +369,7 @@ func (p *restartProbe) calls() map[string]func(context.Context) error {
 		"Withdraw": func(ctx context.Context) error { _, err := p.requester.Withdraw(ctx, p.Instance, restartA); return err },
 		"Forget":   func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, restartA) },
 		"Report": func(ctx context.Context) error {
-			return p.requester.Report(ctx, p.Instance, metadata.Report{Event: metadata.EventRestartPlanned})
+			return p.requester.Report(ctx, p.Instance, orchestrator.Report{Event: orchestrator.EventRestartPlanned})
 		},
 		"Requested":      func(ctx context.Context) error { _, _, err := p.listener.Requested(ctx); return err },
 		"Listener.Reply": func(ctx context.Context) error { return p.listener.Reply(ctx, restartA, refused) },
@@ -422,7 +431,7 @@ func (p *restartProbe) request(id string) {
 }
 
 // withdraw withdraws a request, and expects this reply.
-func (p *restartProbe) withdraw(id string, said metadata.RestartReply) {
+func (p *restartProbe) withdraw(id string, said orchestrator.RestartReply) {
 	p.must("withdraw "+id, func(ctx context.Context) error {
 		got, err := p.requester.Withdraw(ctx, p.Instance, id)
 		if err == nil && got != said {
@@ -436,14 +445,14 @@ func (p *restartProbe) forget(id string) {
 	p.must("forget "+id, func(ctx context.Context) error { return p.requester.Forget(ctx, p.Instance, id) })
 }
 
-func (p *restartProbe) reply(id string, answer metadata.RestartReply) {
+func (p *restartProbe) reply(id string, answer orchestrator.RestartReply) {
 	p.must(
 		fmt.Sprintf("reply %q to %s", answer.State, id),
 		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
 	)
 }
 
-func (p *restartProbe) mustNotReply(id string, answer metadata.RestartReply) {
+func (p *restartProbe) mustNotReply(id string, answer orchestrator.RestartReply) {
 	p.mustFail(
 		fmt.Sprintf("reply %q to %s, which is not requested", answer.State, id),
 		func(ctx context.Context) error { return p.listener.Reply(ctx, id, answer) },
@@ -451,7 +460,7 @@ func (p *restartProbe) mustNotReply(id string, answer metadata.RestartReply) {
 }
 
 // wantRequested expects that the node plugin reads this request, and this reply to it.
-func (p *restartProbe) wantRequested(when, id string, said metadata.RestartReply) {
+func (p *restartProbe) wantRequested(when, id string, said orchestrator.RestartReply) {
 	p.must("Requested", func(ctx context.Context) error {
 		gotID, got, err := p.listener.Requested(ctx)
 		if err == nil && (gotID != id || got != said) {
@@ -462,7 +471,7 @@ func (p *restartProbe) wantRequested(when, id string, said metadata.RestartReply
 }
 
 // wantReply expects that the controller reads this reply.
-func (p *restartProbe) wantReply(when, id string, want metadata.RestartReply) {
+func (p *restartProbe) wantReply(when, id string, want orchestrator.RestartReply) {
 	p.must("Reply", func(ctx context.Context) error {
 		got, err := p.requester.Reply(ctx, p.Instance, id)
 		if err == nil && got != want {

@@ -2,9 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadata
+package orchestrator
 
-import "context"
+import (
+	"context"
+)
 
 // Event is a kind of event that the plugin publishes for operators. docs/reference/events.md lists all.
 type Event struct {

@@ -2,9 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadata
+package orchestrator
 
-import "context"
+import (
+	"context"
+)
 
 // Inventory is everything that an orchestrator knows of the plugin's volumes and snapshots.
 type Inventory struct {
@@ -30,7 +32,7 @@ type KnownObject struct {
 }
 
 // Inventorist lists what an orchestrator knows. Deleting disks depends on the answer, so it MUST be complete: if a part
-// cannot be read, or if the credentials may hide a part, Inventory returns an [*Error] and no list.
+// cannot be read, or if the credentials may hide a part, Inventory returns a [metadata.Error] and no list.
 type Inventorist interface {
 	Inventory(ctx context.Context) (Inventory, error)
 }

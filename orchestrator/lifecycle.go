@@ -2,9 +2,11 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadata
+package orchestrator
 
-import "context"
+import (
+	"context"
+)
 
 // Registration identifies a node plugin that is registered with an orchestrator.
 type Registration struct {
@@ -13,18 +15,18 @@ type Registration struct {
 }
 
 // StartupTaint removes the taint that keeps work off a node until the plugin is registered there. Errors are those of
-// [Provider].
+// [metadata.Provider].
 type StartupTaint interface {
 	// RemoveTaint removes the taint from the node once the orchestrator has the registration and a limit of volumes,
-	// which the scheduler needs. Before that it returns an error of kind [ErrNotReady]. It reports whether the node had
-	// the taint. It is idempotent.
+	// which the scheduler needs. Before that it returns an error of kind [metadata.ErrNotReady]. It reports whether the
+	// node had the taint. It is idempotent.
 	RemoveTaint(ctx context.Context, key string, registration Registration) (had bool, err error)
-	// Follow is like [Follower.Follow], for everything that RemoveTaint reads.
+	// Follow is like [metadata.Follower], for everything that RemoveTaint reads.
 	Follow(ctx context.Context) <-chan struct{}
 }
 
 // Departure tells whether the node is being given up, and which volumes are still attached. Errors are those of
-// [Provider].
+// [metadata.Provider].
 type Departure interface {
 	// Leaving says why the node is being given up, or returns "" if it is not.
 	Leaving(ctx context.Context) (why string, err error)

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadata_test
+package orchestrator_test
 
 import (
 	"flag"
@@ -20,7 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 var update = flag.Bool("update", false, "rewrite the table of docs/reference/events.md")
@@ -28,11 +28,11 @@ var update = flag.Bool("update", false, "rewrite the table of docs/reference/eve
 // The table of the page is made from the events.
 func TestEventsPage(t *testing.T) {
 	const page, begin, end = "../docs/reference/events.md",
-		"<!-- Made from metadata/events.go by: go test ./metadata -run TestEventsPage -update -->\n",
+		"<!-- Made from orchestrator/events.go by: go test ./orchestrator -run TestEventsPage -update -->\n",
 		"<!-- End of the generated table. -->\n"
 	var table strings.Builder
 	table.WriteString("| reason | type | object | when it comes | what to do |\n|---|---|---|---|---|\n")
-	for _, event := range metadata.Events() {
+	for _, event := range orchestrator.Events() {
 		kind := "Normal"
 		if event.Problem {
 			kind = "Warning"
@@ -68,10 +68,10 @@ func TestEventReasonsArePermanent(t *testing.T) {
 	}
 	var got []string
 	word := regexp.MustCompile(`^([A-Z][a-z]+)+$`)
-	for _, event := range metadata.Events() {
+	for _, event := range orchestrator.Events() {
 		got = append(got, event.Reason)
 		if !word.MatchString(event.Reason) || event.When == "" || event.Next == "" ||
-			!slices.Contains([]string{metadata.ObjectNode, metadata.ObjectClaim, metadata.ObjectController}, event.Object) {
+			!slices.Contains([]string{orchestrator.ObjectNode, orchestrator.ObjectClaim, orchestrator.ObjectController}, event.Object) {
 			t.Errorf("%+v", event)
 		}
 	}
@@ -81,7 +81,7 @@ func TestEventReasonsArePermanent(t *testing.T) {
 	}
 }
 
-// Code that ships takes each event from the table: it neither makes an Event, nor sends one past [metadata.Report].
+// Code that ships takes each event from the table: it neither makes an Event, nor sends one past [orchestrator.Report].
 // Each event of the table is sent somewhere.
 func TestEveryEventIsOfTheTable(t *testing.T) {
 	declared, used := map[string]bool{}, map[string]bool{}
@@ -89,12 +89,12 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 		switch node := node.(type) {
 		case *ast.ValueSpec: // of events.go
 			for _, name := range node.Names {
-				if path == "../metadata/events.go" && strings.HasPrefix(name.Name, "Event") {
+				if path == "../orchestrator/events.go" && strings.HasPrefix(name.Name, "Event") {
 					declared[name.Name] = true
 				}
 			}
 		case *ast.SelectorExpr:
-			if of, is := node.X.(*ast.Ident); is && of.Name == "metadata" {
+			if of, is := node.X.(*ast.Ident); is && of.Name == "orchestrator" {
 				used[node.Sel.Name] = true
 			}
 		case *ast.CompositeLit:
@@ -102,8 +102,8 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 			if selector, is := made.(*ast.SelectorExpr); is {
 				made = selector.Sel
 			}
-			if name, is := made.(*ast.Ident); is && name.Name == "Event" && path != "../metadata/events.go" {
-				t.Errorf("%s makes an Event: add it to metadata/events.go", path)
+			if name, is := made.(*ast.Ident); is && name.Name == "Event" && path != "../orchestrator/events.go" {
+				t.Errorf("%s makes an Event: add it to orchestrator/events.go", path)
 			}
 		case *ast.BasicLit:
 			if node.Value == `"Event"` && path != "../metadata/kubernetes/events.go" {
@@ -111,20 +111,20 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 			}
 		}
 	})
-	if events < 100 || len(declared) != len(metadata.Events()) {
-		t.Errorf("%d files were read; they declare %v, want the %d events", events, declared, len(metadata.Events()))
+	if events < 100 || len(declared) != len(orchestrator.Events()) {
+		t.Errorf("%d files were read; they declare %v, want the %d events", events, declared, len(orchestrator.Events()))
 	}
 	for name := range declared {
 		if !used[name] {
-			t.Errorf("no code sends metadata.%s", name)
+			t.Errorf("no code sends orchestrator.%s", name)
 		}
 	}
 }
 
-// walk visits the code of core, metadata and cmd without tests and their fakes, and returns the number of files.
+// walk visits the code of core, metadata, orchestrator and cmd without tests and their fakes, and returns the number of files.
 func walk(t *testing.T, visit func(path string, node ast.Node)) (files int) {
 	t.Helper()
-	for _, folder := range []string{"core", "metadata", "cmd"} {
+	for _, folder := range []string{"core", "metadata", "orchestrator", "cmd"} {
 		err := filepath.WalkDir(filepath.Join("..", folder), func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case err != nil:

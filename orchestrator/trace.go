@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadata
+package orchestrator
 
 import (
 	"context"
@@ -21,9 +21,9 @@ type Subject struct {
 
 // The orchestrators of traces. The empty one is that of a plain host.
 const (
-	OrchestratorNone       = ""
-	OrchestratorKubernetes = "kubernetes"
-	OrchestratorNomad      = "nomad"
+	None       = ""
+	Kubernetes = "kubernetes"
+	Nomad      = "nomad"
 )
 
 // Trace is what an orchestrator knows of one volume.
@@ -89,7 +89,7 @@ const (
 )
 
 // Tracer follows one volume through an orchestrator. It changes nothing. A link that does not exist yet is no error.
-// If the subject does not exist, the error is an [*Error].
+// If the subject does not exist, the error is a [metadata.Error].
 type Tracer interface {
 	Trace(ctx context.Context, subject Subject) (Trace, error)
 }

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package metadatatest
+package orchestratortest
 
 import (
 	"context"
@@ -13,6 +13,13 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+)
+
+const (
+	idA, idB = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23", "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	secret   = "oxide-token-canary"
 )
 
 // board is an orchestrator in memory, with these bugs.
@@ -20,7 +27,7 @@ type board struct {
 	restartBugs
 	mu      sync.Mutex
 	nodes   map[string]*note
-	fault   Fault
+	fault   metadatatest.Fault
 	repairs chan struct{}
 	// looked and withdrawn are for the bug checksFirst: with it, every withdrawal comes between the look and the word.
 	looked, withdrawn chan struct{}
@@ -28,7 +35,7 @@ type board struct {
 
 type note struct {
 	asked, about string
-	said         metadata.RestartReply
+	said         orchestrator.RestartReply
 }
 
 // restartBugs are what the suite must find.
@@ -43,7 +50,7 @@ func (b *board) enter(ctx context.Context) error {
 	fault, repaired := b.fault, b.repairs
 	b.mu.Unlock()
 	switch fault {
-	case Slow:
+	case metadatatest.Slow:
 		if b.ignoresContext {
 			<-repaired
 			return nil
@@ -110,7 +117,7 @@ func (a *boardRequester) Request(ctx context.Context, instanceID, restartID stri
 	return err
 }
 
-func (a *boardRequester) Reply(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+func (a *boardRequester) Reply(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
@@ -123,7 +130,7 @@ func (a *boardRequester) Reply(ctx context.Context, instanceID, restartID string
 	return n.said, nil
 }
 
-func (a *boardRequester) Withdraw(ctx context.Context, instanceID, restartID string) (metadata.RestartReply, error) {
+func (a *boardRequester) Withdraw(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
@@ -144,7 +151,7 @@ func (a *boardRequester) Withdraw(ctx context.Context, instanceID, restartID str
 	if about != restartID {
 		said = nothing
 	}
-	if said.State == metadata.RestartAccepted && !a.withdrawsAccepted {
+	if said.State == orchestrator.RestartAccepted && !a.withdrawsAccepted {
 		return said, nil
 	}
 	*n = note{}
@@ -167,7 +174,7 @@ func (a *boardRequester) Forget(ctx context.Context, instanceID, restartID strin
 	return err
 }
 
-func (a *boardRequester) Report(ctx context.Context, _ string, _ metadata.Report) error {
+func (a *boardRequester) Report(ctx context.Context, _ string, _ orchestrator.Report) error {
 	if err := a.enter(ctx); err != nil {
 		return err
 	}
@@ -181,10 +188,10 @@ func (a *boardRequester) Report(ctx context.Context, _ string, _ metadata.Report
 type boardListener struct {
 	*board
 	instanceID string
-	said       metadata.RestartReply
+	said       orchestrator.RestartReply
 }
 
-func (l *boardListener) Requested(ctx context.Context) (string, metadata.RestartReply, error) {
+func (l *boardListener) Requested(ctx context.Context) (string, orchestrator.RestartReply, error) {
 	if err := l.enter(ctx); err != nil {
 		return "", nothing, err
 	}
@@ -218,7 +225,7 @@ func (l *boardListener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-func (l *boardListener) Reply(ctx context.Context, restartID string, answer metadata.RestartReply) error {
+func (l *boardListener) Reply(ctx context.Context, restartID string, answer orchestrator.RestartReply) error {
 	if err := l.enter(ctx); err != nil {
 		return err
 	}
@@ -268,11 +275,11 @@ func restartHarness(t *testing.T, bugs restartBugs) RestartHarness {
 	}
 	t.Cleanup(repair) // lets go of calls that a bug left behind
 	return RestartHarness{
-		NewRequester: func() metadata.RestartRequester { return &boardRequester{board: b} },
-		NewListener:  func() metadata.RestartListener { return &boardListener{board: b, instanceID: idA} },
-		NewOther:     func() metadata.RestartListener { return &boardListener{board: b, instanceID: idB} },
+		NewRequester: func() orchestrator.RestartRequester { return &boardRequester{board: b} },
+		NewListener:  func() orchestrator.RestartListener { return &boardListener{board: b, instanceID: idA} },
+		NewOther:     func() orchestrator.RestartListener { return &boardListener{board: b, instanceID: idB} },
 		Instance:     idA, Other: idB,
-		Break: func(f Fault) {
+		Break: func(f metadatatest.Fault) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.fault = f
