@@ -148,7 +148,7 @@ func TestImports(t *testing.T) {
 		{"Prometheus' client", ships,
 			func(path string) bool { return within(path, "github.com/prometheus") }, []string{module + "/core/metrics"}},
 		{"Nomad's client", func(path string) bool { return !within(path, module+"/test") },
-			func(path string) bool { return within(path, "github.com/hashicorp/nomad") }, []string{module + "/metadata/nomad"}},
+			func(path string) bool { return within(path, "github.com/hashicorp/nomad") }, []string{module + "/metadata/nomad", module + "/orchestrator/nomad"}},
 		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool {
 				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"

@@ -106,8 +106,8 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 				t.Errorf("%s makes an Event: add it to orchestrator/events.go", path)
 			}
 		case *ast.BasicLit:
-			if node.Value == `"Event"` && path != "../metadata/kubernetes/events.go" {
-				t.Errorf("%s makes an event of Kubernetes: only metadata/kubernetes/events.go may", path)
+			if node.Value == `"Event"` && path != "../orchestrator/kubernetes/events.go" {
+				t.Errorf("%s makes an event of Kubernetes: only orchestrator/kubernetes/events.go may", path)
 			}
 		}
 	})
@@ -121,7 +121,8 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 	}
 }
 
-// walk visits the code of core, metadata, orchestrator and cmd without tests and their fakes, and returns the number of files.
+// walk visits the code of core, metadata, orchestrator and cmd without tests and their fakes, and returns the number of
+// files.
 func walk(t *testing.T, visit func(path string, node ast.Node)) (files int) {
 	t.Helper()
 	for _, folder := range []string{"core", "metadata", "orchestrator", "cmd"} {

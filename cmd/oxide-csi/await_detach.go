@@ -17,7 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 )
 
 const awaitDetachHelp = `oxide-csi await-detach is for the preStop hook of the node plugin's container in Kubernetes. On a Node that is given up

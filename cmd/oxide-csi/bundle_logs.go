@@ -13,9 +13,9 @@ import (
 	"regexp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 // logReader returns the orchestrator of the settings, or nil if there is none or this process has no credentials for

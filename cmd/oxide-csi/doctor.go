@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
@@ -110,7 +110,8 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 	return all, nil
 }
 
-// newExaminer returns the orchestrator of the settings, or nil if there is none or this process has no credentials for it.
+// newExaminer returns the orchestrator of the settings, or nil if there is none or this process has no credentials for
+// it.
 func newExaminer(cfg config.Config) orchestrator.Examiner {
 	switch options := kubernetesOptions(cfg); {
 	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():

@@ -14,9 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is

@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 const orphansHelp = `orphans lists the disks, snapshots and records of this cluster on the rack that no PersistentVolume, no

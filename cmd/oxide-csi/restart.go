@@ -18,9 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 // plannedRestarts returns the options for planned restarts, or nil in attach mode hot. The configuration is valid.

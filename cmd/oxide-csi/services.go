@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 )
 
 // services are what the plugin serves.

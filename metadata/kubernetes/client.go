@@ -124,37 +124,12 @@ const (
 	metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
 
-const (
-	// Nodes is the path of the Nodes.
-	Nodes             = "/api/v1/nodes"
-	csiNodes          = "/apis/storage.k8s.io/v1/csinodes"
-	volumeAttachments = "/apis/storage.k8s.io/v1/volumeattachments"
-)
+// Nodes is the path of the Nodes.
+const Nodes = "/api/v1/nodes"
 
 // GetNode is the request that reads a Node.
 func GetNode(what, name string) Request {
 	return Request{Method: http.MethodGet, Path: Nodes + "/" + name, What: what, Verb: "get", Resource: "nodes"}
-}
-
-// getCSINode is the request that reads a CSINode.
-func getCSINode(name string) Request {
-	return Request{
-		Method: http.MethodGet, Path: csiNodes + "/" + name, What: fmt.Sprintf("get CSINode %q", name),
-		Verb: "get", Resource: "csinodes",
-	}
-}
-
-// patchNode is the request that changes a Node.
-func patchNode(what, name string, patchType types.PatchType, patch any) Request {
-	return Request{
-		Method: http.MethodPatch, Path: Nodes + "/" + name, What: what, Verb: "patch", Resource: "nodes",
-		Patch: patchType, In: patch,
-	}
-}
-
-// post is the request that creates an object.
-func post(what, path, resource string, in any) Request {
-	return Request{Method: http.MethodPost, Path: path, What: what, Verb: "create", Resource: resource, In: in}
 }
 
 // NoNode is the error for a Node that does not exist.
@@ -199,7 +174,8 @@ func (c *Client) Do(ctx context.Context, r Request, out any, accepted ...int) (s
 	return status, nil
 }
 
-// Read sends a request, and returns the answer as it is. An HTTP status in accepted is no error; then there is no answer.
+// Read sends a request, and returns the answer as it is. An HTTP status in accepted is no error; then there is no
+// answer.
 func (c *Client) Read(ctx context.Context, r Request, accepted ...int) (body []byte, status int, err error) {
 	connected, body, err := c.send(ctx, r)
 	status = httpStatus(err)

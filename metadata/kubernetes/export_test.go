@@ -5,28 +5,10 @@
 package kubernetes
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"strings"
 	"time"
 )
-
-// Rights are the rights that doctor asks for, as "account; component; where; resource; verbs".
-func Rights() (all []string) {
-	for _, r := range rights {
-		component, in := cmp.Or(r.component, "always"), "the cluster"
-		if r.namespaced {
-			in = "its namespace"
-		}
-		verbs := strings.ReplaceAll(r.verbs, " ", ", ")
-		all = append(all, strings.Join([]string{r.account, component, in, r.resource, verbs}, "; "))
-	}
-	return all
-}
-
-// SidecarVersions are the versions that doctor looks for, by the container.
-func SidecarVersions() map[string]string { return sidecarVersions }
 
 // slowNode is a Node that takes a time of slowness to decode, as on a machine without a free processor.
 type slowNode struct{ node }

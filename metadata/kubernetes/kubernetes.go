@@ -45,7 +45,6 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"slices"
@@ -94,12 +93,9 @@ type Provider struct {
 // New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	c := NewClient(options)
-	return &Provider{Client: c, node: c.watchNode()}
-}
-
-// watchNode makes a watch of the Node. The watch begins when it has a follower.
-func (c *Client) watchNode() *Watch[node] {
-	return &Watch[node]{Client: c, Collection: Nodes, Resource: "nodes", Kind: "Node"}
+	return &Provider{
+		Client: c, node: &Watch[node]{Client: c, Collection: Nodes, Resource: "nodes", Kind: "Node"},
+	}
 }
 
 // Follow implements [metadata.Follower].
@@ -131,38 +127,15 @@ func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, erro
 type node struct {
 	Object
 	Spec struct {
-		ProviderID    string
-		Unschedulable bool
-		Taints        []taint
+		ProviderID string
+		Taints     []struct{ Key string }
 	}
-	Status struct {
-		NodeInfo   struct{ SystemUUID string }
-		Conditions []struct{ Type, Message string }
-	}
+	Status struct{ NodeInfo struct{ SystemUUID string } }
 }
-
-// taint is a taint of a Node. It keeps the whole text, to write the taint back unchanged.
-type taint struct {
-	key  string
-	text json.RawMessage
-}
-
-// UnmarshalJSON implements [json.Unmarshaler].
-func (t *taint) UnmarshalJSON(text []byte) error {
-	var read struct{ Key string }
-	if err := json.Unmarshal(text, &read); err != nil {
-		return err
-	}
-	*t = taint{key: read.Key, text: append(json.RawMessage(nil), text...)}
-	return nil
-}
-
-// MarshalJSON implements [json.Marshaler].
-func (t taint) MarshalJSON() ([]byte, error) { return t.text, nil }
 
 // awaitsCloudController reports whether a cloud controller manager has not initialised the Node yet.
 func (n node) awaitsCloudController() bool {
-	return slices.ContainsFunc(n.Spec.Taints, func(t taint) bool { return t.key == uninitializedTaint })
+	return slices.ContainsFunc(n.Spec.Taints, func(t struct{ Key string }) bool { return t.Key == uninitializedTaint })
 }
 
 // instanceOf returns the ID and the rack that a Node names. Either can be empty.

@@ -11,195 +11,31 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes/kubetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 )
 
-const (
-	idA      = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
-	idB      = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
-	nodeName = "worker-3.example"
-	token    = "header.canary-payload.signature"
-)
-
-// server simulates the API server, with faults that a real API server cannot be made to have. test/identity runs a real
-// API server.
-type server struct {
-	*httptest.Server
-	t *testing.T
-	// dir is the folder with the pod's credentials.
-	dir string
-
-	mu     sync.Mutex
-	object any
-	fault  metadatatest.Fault
-	status int
-	tokens []string // the valid tokens
-	calls  []string
-	// impersonated are the Impersonate headers of the last request.
-	impersonated http.Header
-	repairs      chan struct{}
-	// more answers requests other than GET of the Node. It is called only for requests with a valid token.
-	more func(call, body string) (status int, object any)
-}
-
-type object = map[string]any
-
-func newServer(t *testing.T) *server {
-	s := &server{t: t, dir: t.TempDir(), tokens: []string{token}, repairs: make(chan struct{})}
-	s.Server = httptest.NewTLSServer(s)
-	t.Cleanup(s.Close)
-	s.write("ca.crt", string(s.ca()))
-	s.write("token", token)
-	return s
-}
-
-func (s *server) ca() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
-}
-
-func (s *server) write(name, text string) string {
-	path := filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		s.t.Error(err)
-	}
-	return path
-}
-
-func (s *server) options() kubernetes.Options {
-	address, err := url.Parse(s.URL)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return kubernetes.Options{
-		NodeName: nodeName, Host: address.Hostname(), Port: address.Port(), ServiceAccount: s.dir,
-		RackLabel: kubernetes.DefaultRackLabel,
-	}
-}
-
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	object, fault, status, repaired, valid := s.object, s.fault, s.status, s.repairs, false
-	for _, t := range s.tokens {
-		valid = valid || r.Header.Get("Authorization") == "Bearer "+t
-	}
-	more, call := s.more, r.Method+" "+r.URL.String()
-	s.calls = append(s.calls, call)
-	s.impersonated = http.Header{}
-	for name, values := range r.Header {
-		if strings.HasPrefix(name, "Impersonate-") {
-			s.impersonated[name] = values
-		}
-	}
-	s.mu.Unlock()
-	switch fault {
-	case metadatatest.Down:
-		panic(http.ErrAbortHandler) // closes the connection
-	case metadatatest.Slow:
-		select {
-		case <-repaired:
-			s.ServeHTTP(w, r)
-		case <-r.Context().Done():
-		}
-		return
-	case metadatatest.Denied:
-		status = http.StatusForbidden
-	}
-	switch {
-	case !valid:
-		status = http.StatusUnauthorized
-	case more != nil && call != "GET /api/v1/nodes/"+nodeName:
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			s.t.Error(err)
-		}
-		if status, object = more(call, string(body)); status == http.StatusOK {
-			status = 0
-		}
-	case r.URL.Path != "/api/v1/nodes/"+nodeName || object == nil:
-		status = http.StatusNotFound
-	}
-	if status != 0 {
-		// A real API server repeats the user and the resource. This one repeats even the token.
-		http.Error(w, `{"kind":"Status","message":"`+r.Header.Get("Authorization")+`"}`, status)
-		return
-	}
-	if text, ok := object.(string); ok {
-		fmt.Fprint(w, text)
-		return
-	}
-	if err := json.NewEncoder(w).Encode(object); err != nil {
-		s.t.Error(err)
-	}
-}
-
-func (s *server) set(do func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	do()
-}
-
-// node returns a Node with these changes.
-func node(changes ...func(o object)) object {
-	o := object{
-		"kind": "Node", "apiVersion": "v1",
-		"metadata": object{"name": nodeName, "labels": object{"kubernetes.io/os": "linux"}, "annotations": object{}},
-		"spec":     object{"podCIDR": "10.0.0.0/24"},
-		"status":   object{"nodeInfo": object{"kubeletVersion": "v1.36.3"}, "images": []any{}},
-	}
-	for _, change := range changes {
-		change(o)
-	}
-	return o
-}
-
-func in(path, key string, value any) func(object) {
-	return func(o object) {
-		for _, step := range strings.Split(path, ".") {
-			o = o[step].(object)
-		}
-		o[key] = value
-	}
-}
-
-func providerID(id string) func(object) { return in("spec", "providerID", id) }
-func systemUUID(id string) func(object) { return in("status.nodeInfo", "systemUUID", id) }
-func label(name, value string) func(object) {
-	return in("metadata.labels", name, value)
-}
-func annotation(name, value string) func(object) {
-	return in("metadata.annotations", name, value)
-}
-
-var tainted = in("spec", "taints", []any{
-	object{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
-	object{"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"},
-})
-
 func TestConformance(t *testing.T) {
 	metadatatest.Run(t, func(t *testing.T) metadatatest.Harness {
-		s := newServer(t)
-		s.object = node()
+		s := kubetest.NewServer(t)
+		s.Object = node()
 		return metadatatest.Harness{
-			New: func() metadata.Provider { return kubernetes.New(s.options()) },
+			New: func() metadata.Provider { return kubernetes.New(s.Options()) },
 			Set: func(w metadatatest.Content) {
 				var changes []func(object)
 				if w.ID != nil {
@@ -208,14 +44,14 @@ func TestConformance(t *testing.T) {
 				if w.Rack != nil {
 					changes = append(changes, label(kubernetes.DefaultRackLabel, *w.Rack))
 				}
-				s.set(func() { s.object = node(changes...) })
+				s.Set(func() { s.Object = node(changes...) })
 			},
-			Break: func(f metadatatest.Fault) { s.set(func() { s.fault = f }) },
+			Break: func(f metadatatest.Fault) { s.Set(func() { s.Fault = f }) },
 			Repair: func() {
-				s.set(func() {
-					s.fault = ""
-					close(s.repairs)
-					s.repairs = make(chan struct{})
+				s.Set(func() {
+					s.Fault = ""
+					close(s.Repairs)
+					s.Repairs = make(chan struct{})
 				})
 			},
 			Secrets: []string{token, "canary"},
@@ -261,9 +97,9 @@ func TestNodes(t *testing.T) {
 		"other types":            {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected answer from"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.object = tt.node
-			options := s.options()
+			s := kubetest.NewServer(t)
+			s.Object = tt.node
+			options := s.Options()
 			if tt.rackLabel != "" {
 				options.RackLabel = tt.rackLabel
 			}
@@ -281,13 +117,13 @@ func TestNodes(t *testing.T) {
 			case tt.kind == nil && known != tt.want:
 				t.Errorf("known: %+v, %v; want %+v", known, err, tt.want)
 			}
-			for _, call := range s.calls {
+			for _, call := range s.Calls {
 				if call != "GET /api/v1/nodes/"+nodeName {
 					t.Errorf("request %s: the node plugin has no permission for more than its own Node", call)
 				}
 			}
-			if len(s.calls) != 2 {
-				t.Errorf("%d requests for two calls", len(s.calls))
+			if len(s.Calls) != 2 {
+				t.Errorf("%d requests for two calls", len(s.Calls))
 			}
 		})
 	}
@@ -299,9 +135,9 @@ func TestStatuses(t *testing.T) {
 		http.StatusFound: metadata.ErrInvalid, http.StatusNotFound: metadata.ErrNotReady, http.StatusTooManyRequests: metadata.ErrNotReady,
 		http.StatusInternalServerError: metadata.ErrNotReady, http.StatusServiceUnavailable: metadata.ErrNotReady, http.StatusGatewayTimeout: metadata.ErrNotReady,
 	} {
-		s := newServer(t)
-		s.object, s.status = node(), status
-		_, err := kubernetes.New(s.options()).Instance(context.Background())
+		s := kubetest.NewServer(t)
+		s.Object, s.Status = node(), status
+		_, err := kubernetes.New(s.Options()).Instance(context.Background())
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), fmt.Sprintf("HTTP %d; ", status)) ||
 			strings.Contains(err.Error(), "canary") {
 			t.Errorf("HTTP %d: %v, want %v", status, err, want)
@@ -311,19 +147,19 @@ func TestStatuses(t *testing.T) {
 
 // A token is valid for an hour. The kubelet replaces it in its file, and the provider reads the file again.
 func TestTokenRotation(t *testing.T) {
-	s := newServer(t)
-	s.object = node(providerID("oxide://" + idA))
-	p := kubernetes.New(s.options())
+	s := kubetest.NewServer(t)
+	s.Object = node(providerID("oxide://" + idA))
+	p := kubernetes.New(s.Options())
 	for i := range 3 {
 		fresh := fmt.Sprintf("%s%d", token, i)
-		s.set(func() { s.tokens = []string{fresh} })
+		s.Set(func() { s.Tokens = []string{fresh} })
 		if got, err := p.Instance(
 			context.Background(),
 		); !errors.Is(err, metadata.ErrInvalid) ||
 			!strings.Contains(err.Error(), "401") {
 			t.Errorf("with the old token: %+v, %v", got, err)
 		}
-		s.write("token", fresh+"\n")
+		s.Write("token", fresh+"\n")
 		if got, err := p.Instance(context.Background()); err != nil || got.ID != idA {
 			t.Errorf("with the new token: %+v, %v", got, err)
 		}
@@ -336,10 +172,10 @@ func TestCredentialsAreNotSentToARedirect(t *testing.T) {
 	defer elsewhere.Close()
 	redirects := httptest.NewTLSServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	defer redirects.Close()
-	s := newServer(t)
+	s := kubetest.NewServer(t)
 	s.Server = redirects
-	s.write("ca.crt", string(s.ca()))
-	if got, err := kubernetes.New(s.options()).
+	s.Write("ca.crt", string(s.CA()))
+	if got, err := kubernetes.New(s.Options()).
 		Instance(context.Background()); !errors.Is(err, metadata.ErrInvalid) ||
 		asked {
 		t.Errorf("got %+v, %v; followed: %v", got, err, asked)
@@ -348,39 +184,39 @@ func TestCredentialsAreNotSentToARedirect(t *testing.T) {
 
 func TestInCluster(t *testing.T) {
 	for name, tt := range map[string]struct {
-		change func(s *server, o *kubernetes.Options)
+		change func(s *kubetest.Server, o *kubernetes.Options)
 		kind   error
 		says   string
 	}{
-		"not in a pod":    {func(_ *server, o *kubernetes.Options) { o.Host = "" }, metadata.ErrInvalid, "KUBERNETES_SERVICE_HOST is not set; name a kubeconfig"},
-		"no token":        {func(s *server, _ *kubernetes.Options) { remove(s, "token") }, metadata.ErrNotReady, "DIR/token: no such file or directory; check the pod's service account"},
-		"an empty token":  {func(s *server, _ *kubernetes.Options) { s.write("token", "\n") }, metadata.ErrNotReady, "wait for the token in DIR/token"},
-		"no CA":           {func(s *server, _ *kubernetes.Options) { remove(s, "ca.crt") }, metadata.ErrInvalid, "use the credentials in DIR"},
-		"a broken CA":     {func(s *server, _ *kubernetes.Options) { s.write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials in DIR"},
-		"server is down":  {func(s *server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
-		"no such host":    {func(_ *server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "connect to the Kubernetes API server https://kubernetes.invalid:"},
-		"another address": {func(_ *server, o *kubernetes.Options) { o.Host = "localhost" }, metadata.ErrInvalid, "the address is in the API server's certificate"},
-		"the CA of another cluster": {func(s *server, _ *kubernetes.Options) {
-			s.write("ca.crt", otherCA(t))
+		"not in a pod":    {func(_ *kubetest.Server, o *kubernetes.Options) { o.Host = "" }, metadata.ErrInvalid, "KUBERNETES_SERVICE_HOST is not set; name a kubeconfig"},
+		"no token":        {func(s *kubetest.Server, _ *kubernetes.Options) { remove(t, s, "token") }, metadata.ErrNotReady, "DIR/token: no such file or directory; check the pod's service account"},
+		"an empty token":  {func(s *kubetest.Server, _ *kubernetes.Options) { s.Write("token", "\n") }, metadata.ErrNotReady, "wait for the token in DIR/token"},
+		"no CA":           {func(s *kubetest.Server, _ *kubernetes.Options) { remove(t, s, "ca.crt") }, metadata.ErrInvalid, "use the credentials in DIR"},
+		"a broken CA":     {func(s *kubetest.Server, _ *kubernetes.Options) { s.Write("ca.crt", "canary") }, metadata.ErrInvalid, "use the credentials in DIR"},
+		"server is down":  {func(s *kubetest.Server, _ *kubernetes.Options) { s.Close() }, metadata.ErrNotReady, "connection refused; check that it runs"},
+		"no such host":    {func(_ *kubetest.Server, o *kubernetes.Options) { o.Host = "kubernetes.invalid" }, metadata.ErrNotReady, "connect to the Kubernetes API server https://kubernetes.invalid:"},
+		"another address": {func(_ *kubetest.Server, o *kubernetes.Options) { o.Host = "localhost" }, metadata.ErrInvalid, "the address is in the API server's certificate"},
+		"the CA of another cluster": {func(s *kubetest.Server, _ *kubernetes.Options) {
+			s.Write("ca.crt", otherCA(t))
 		}, metadata.ErrInvalid, "check that the CA in DIR is this cluster's"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.object = node(providerID("oxide://" + idA))
-			options := s.options()
+			s := kubetest.NewServer(t)
+			s.Object = node(providerID("oxide://" + idA))
+			options := s.Options()
 			tt.change(s, &options)
 			got, err := kubernetes.New(options).Instance(context.Background())
 			if err == nil || !errors.Is(err, tt.kind) ||
-				!strings.Contains(strings.ReplaceAll(err.Error(), s.dir, "DIR"), tt.says) {
+				!strings.Contains(strings.ReplaceAll(err.Error(), s.Dir, "DIR"), tt.says) {
 				t.Errorf("got %+v, %v; want %v that says %q", got, err, tt.kind, tt.says)
 			}
 		})
 	}
 }
 
-func remove(s *server, name string) {
-	if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
-		s.t.Error(err)
+func remove(t *testing.T, s *kubetest.Server, name string) {
+	if err := os.Remove(filepath.Join(s.Dir, name)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -414,14 +250,14 @@ func TestKubeconfig(t *testing.T) {
 		"other types":               {"contexts: canary", metadata.ErrInvalid, "it is not a kubeconfig file in YAML"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.object = node(providerID("oxide://" + idA))
-			ca := base64.StdEncoding.EncodeToString(s.ca())
-			file := s.write(
+			s := kubetest.NewServer(t)
+			s.Object = node(providerID("oxide://" + idA))
+			ca := base64.StdEncoding.EncodeToString(s.CA())
+			file := s.Write(
 				"kubeconfig",
-				strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.dir).Replace(tt.text),
+				strings.NewReplacer("CA", ca, "HOST", s.Listener.Addr().String(), "DIR", s.Dir).Replace(tt.text),
 			)
-			options := s.options()
+			options := s.Options()
 			options.Kubeconfig, options.Host, options.ServiceAccount = file, "", ""
 			got, err := kubernetes.New(options).Instance(context.Background())
 			if tt.kind == nil {
@@ -433,7 +269,7 @@ func TestKubeconfig(t *testing.T) {
 			if err == nil {
 				t.Fatalf("got %+v", got)
 			}
-			said := strings.NewReplacer(file, "FILE", s.dir, "DIR").Replace(err.Error())
+			said := strings.NewReplacer(file, "FILE", s.Dir, "DIR").Replace(err.Error())
 			if !errors.Is(err, tt.kind) || !strings.Contains(said, tt.says) || strings.Contains(said, "canary") {
 				t.Errorf("got %v; want %v that says %q", said, tt.kind, tt.says)
 			}
@@ -482,14 +318,14 @@ func execUser(command, arg string) string {
 
 // A kubeconfig may name a program that prints the credentials.
 func TestExecCredentials(t *testing.T) {
-	s := newServer(t)
-	s.object = node(providerID("oxide://" + idA))
-	s.write(
+	s := kubetest.NewServer(t)
+	s.Object = node(providerID("oxide://" + idA))
+	s.Write(
 		"answer",
 		`{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"`+token+`"}}`,
 	)
-	s.write("other", `{"kind":"Canary","apiVersion":"client.authentication.k8s.io/v1","canary":"canary"}`)
-	s.write("empty", `{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1"}`)
+	s.Write("other", `{"kind":"Canary","apiVersion":"client.authentication.k8s.io/v1","canary":"canary"}`)
+	s.Write("empty", `{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1"}`)
 	for name, tt := range map[string]struct {
 		command, arg string
 		kind         error
@@ -501,13 +337,13 @@ func TestExecCredentials(t *testing.T) {
 		"fails":         {"false", "", metadata.ErrNotReady, "exec: executable false failed with exit code 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text := config("certificate-authority: ca.crt", execUser(tt.command, filepath.Join(s.dir, tt.arg)))
-			file := s.write("kubeconfig-"+name, strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
+			text := config("certificate-authority: ca.crt", execUser(tt.command, filepath.Join(s.Dir, tt.arg)))
+			file := s.Write("kubeconfig-"+name, strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
 			got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
 			if err != nil {
 				err = fmt.Errorf("%w, with FILE: %s", err, strings.ReplaceAll(err.Error(), file, "FILE"))
 			}
-			if judge(t, err, tt.kind, tt.says); tt.kind == nil && got.ID != idA {
+			if kubetest.Judge(t, err, tt.kind, tt.says); tt.kind == nil && got.ID != idA {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -515,13 +351,13 @@ func TestExecCredentials(t *testing.T) {
 }
 
 func TestImpersonation(t *testing.T) {
-	s := newServer(t)
-	s.object = node(providerID("oxide://" + idA))
+	s := kubetest.NewServer(t)
+	s.Object = node(providerID("oxide://" + idA))
 	text := config(
 		"certificate-authority: ca.crt",
 		"token: "+token+", as: system:node:x, as-groups: [a, b], as-uid: u1, as-user-extra: {scope: [c]}",
 	)
-	file := s.write("kubeconfig", strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
+	file := s.Write("kubeconfig", strings.ReplaceAll(text, "HOST", s.Listener.Addr().String()))
 	got, err := kubernetes.New(kubernetes.Options{NodeName: nodeName, Kubeconfig: file}).Instance(t.Context())
 	if err != nil || got.ID != idA {
 		t.Errorf("got %+v, %v", got, err)
@@ -534,7 +370,7 @@ func TestImpersonation(t *testing.T) {
 		"Impersonate-Uid":         {"u1"},
 		"Impersonate-Extra-Scope": {"c"},
 	}
-	if diff := cmp.Diff(want, s.impersonated); diff != "" {
+	if diff := cmp.Diff(want, s.Impersonated); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -286,7 +286,7 @@ func explain(ctx context.Context, address string, op Operation, err error) *meta
 	case errors.As(err, &transport):
 		e.Cause = transport.Err
 	case errors.As(err, &refused):
-		e.Cause = httpStatus(refused.StatusCode())
+		e.Cause = HTTPStatus(refused.StatusCode())
 		explainStatus(e, op, refused.StatusCode())
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = err
@@ -298,10 +298,10 @@ func explain(ctx context.Context, address string, op Operation, err error) *meta
 	return e
 }
 
-// httpStatus is the cause of a [metadata.Error] if the agent refused the request.
-type httpStatus int
+// HTTPStatus is the cause of a [metadata.Error] if the agent refused the request.
+type HTTPStatus int
 
-func (s httpStatus) Error() string { return fmt.Sprintf("HTTP %d", int(s)) }
+func (s HTTPStatus) Error() string { return fmt.Sprintf("HTTP %d", int(s)) }
 
 func explainStatus(e *metadata.Error, op Operation, status int) {
 	switch {

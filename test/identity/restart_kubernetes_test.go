@@ -23,9 +23,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
@@ -178,10 +179,10 @@ func (r *restarts) podToken(namespace, account, node string) string {
 	return answer.Status.Token
 }
 
-func (r *restarts) options(account, node string) kubernetes.Options {
+func (r *restarts) options(account, node string) client.Options {
 	host, port, err := net.SplitHostPort(r.gate.address)
 	must(r.t, err)
-	return kubernetes.Options{NodeName: node, Host: host, Port: port, ServiceAccount: r.accounts[account+" "+node]}
+	return client.Options{NodeName: node, Host: host, Port: port, ServiceAccount: r.accounts[account+" "+node]}
 }
 
 func (r *restarts) requester() *kubernetes.Restarts {

@@ -18,8 +18,9 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
@@ -105,11 +106,11 @@ func (r *nomadRestarts) run(spec *api.Job) {
 }
 
 func (r *nomadRestarts) requester() *nomad.Restarts {
-	return nomad.NewRestarts(nomad.Options{Address: "http://" + r.gate.address, Token: r.controller})
+	return nomad.NewRestarts(client.Options{Address: "http://" + r.gate.address, Token: r.controller})
 }
 
 func (r *nomadRestarts) listener() *nomad.Listener {
-	return nomad.NewListener(nomad.Options{Address: "http://" + r.gate.address, Token: r.node}, idA)
+	return nomad.NewListener(client.Options{Address: "http://" + r.gate.address, Token: r.node}, idA)
 }
 
 func (r *nomadRestarts) conformance(t *testing.T) {
@@ -169,7 +170,7 @@ func (r *nomadRestarts) allowAll(controller, node string, granted bool) {
 // rights checks what the policies allow, and what they do not allow.
 func (r *nomadRestarts) rights(t *testing.T) {
 	reader := r.make("reader", nodeRead)
-	l := nomad.NewListener(nomad.Options{Address: r.address, Token: reader}, idA)
+	l := nomad.NewListener(client.Options{Address: r.address, Token: reader}, idA)
 	must(t, r.requester().Request(t.Context(), idA, "1"))
 	if got, _, err := l.Requested(t.Context()); err != nil || got != "1" {
 		t.Errorf("with the right to read: %q, %v", got, err)

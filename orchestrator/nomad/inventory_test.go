@@ -12,8 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 // With ACLs on, Nomad hides volumes from a token without rights and answers no error. So only a management token, or a
@@ -55,7 +56,7 @@ func TestInventory(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			known, err := nomad.NewOperator(nomad.Options{Address: server.URL}).Inventory(t.Context())
+			known, err := nomad.NewOperator(client.Options{Address: server.URL}).Inventory(t.Context())
 			if (err == nil) != test.ok {
 				t.Fatalf("%+v, %v", known, err)
 			}

@@ -14,8 +14,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -34,7 +35,7 @@ func operatorOf(t *testing.T, c *simtest.Cluster) *kubernetes.Operator {
 	if err := os.WriteFile(kubeconfig, []byte(c.Kubeconfig(server)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return kubernetes.NewOperator(kubernetes.Options{Kubeconfig: kubeconfig})
+	return kubernetes.NewOperator(client.Options{Kubeconfig: kubeconfig})
 }
 
 // The inventory has every volume and snapshot of the plugin, over several pages, and claims that have no volume yet.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 // moved is a Nomad with a volume of another namespace, claimed from the client nodeB. The plugin runs there and on
@@ -46,8 +46,8 @@ func onlyB() object {
 	return object{"ID": "oxide", "Nodes": object{nodeB: object{"NodeInfo": object{"ID": "instance-b"}}}}
 }
 
-// client is a client that says what node ID its plugin has.
-func client(id, instance string) object {
+// clientWith is a client that says what node ID its plugin has.
+func clientWith(id, instance string) object {
 	return object{"ID": id, "CSINodePlugins": object{"oxide": object{"NodeInfo": object{"ID": instance}}}}
 }
 
@@ -74,10 +74,10 @@ func TestMoved(t *testing.T) {
 			"/v1/volume/csi/same": claimedBy(nodeA),
 		}},
 		"the holder is lost": {change: answers{
-			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: client(nodeA, "instance-a"),
+			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: clientWith(nodeA, "instance-a"),
 		}, moved: true},
 		"the holder is another machine": {change: answers{
-			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: client(nodeA, "instance-c"),
+			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: clientWith(nodeA, "instance-c"),
 		}},
 		"the list fails":   {change: answers{"/v1/volumes": refusal(500)}, err: true},
 		"the volume fails": {change: answers{"/v1/volume/csi/data": refusal(403)}, err: true},

@@ -26,7 +26,7 @@ var sidecarVersions = map[string]string{
 }
 
 // pluginPods lists the pods of controllers and nodes.
-func (c *Client) pluginPods(ctx context.Context) ([]pluginPod, error) {
+func (c client) pluginPods(ctx context.Context) ([]pluginPod, error) {
 	query := url.Values{"labelSelector": {componentLabel + " in (controller,node)"}}
 	pods, err := listSelected[pluginPod](ctx, c, "/api/v1/pods", "pods", query)
 	return slices.DeleteFunc(pods, func(p pluginPod) bool { return !p.isPlugin() }), err

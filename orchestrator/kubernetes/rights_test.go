@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -49,7 +49,7 @@ func TestRightsAreThoseOfTheManifests(t *testing.T) {
 }
 
 // A component counts as installed if the account has a right that only this component adds. A right that two components
-// add does not tell which of them is installed.
+// Add does not tell which of them is installed.
 func TestMissingRights(t *testing.T) {
 	const looked = "rights of oxide-csi-node"
 	for name, test := range map[string]struct {

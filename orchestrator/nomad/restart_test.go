@@ -23,12 +23,17 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
-const idB = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+const (
+	idA   = "6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23"
+	idB   = "b81d0f42-77c3-4c0a-8e6f-93a5d2b4c716"
+	token = "canary0a-8c1e-4f6e-9d33-5a2b7c9e1f04"
+)
 
 type object = map[string]any
 
@@ -79,10 +84,10 @@ func newRegion(t *testing.T) *region {
 }
 
 // agent is the HTTP API of a node's agent.
-func (r *region) agent(node string) nomad.Options {
+func (r *region) agent(node string) client.Options {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { r.serve(w, q, node) }))
 	r.t.Cleanup(s.Close)
-	return nomad.Options{Address: s.URL, Token: token}
+	return client.Options{Address: s.URL, Token: token}
 }
 
 func (r *region) set(do func()) {
@@ -648,7 +653,7 @@ func TestChangesArePolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		changes, began := nomad.NewListener(nomad.Options{}, idA).Changes(ctx), time.Now()
+		changes, began := nomad.NewListener(client.Options{}, idA).Changes(ctx), time.Now()
 		for _, want := range []time.Duration{0, 5 * time.Second, 10 * time.Second} {
 			if <-changes; time.Since(began) != want {
 				t.Errorf("signalled after %s, want %s", time.Since(began), want)

@@ -6,17 +6,16 @@ package kubernetes_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes/kubetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 )
 
 const (
@@ -71,10 +70,10 @@ func TestRemoveTaint(t *testing.T) {
 		"no Node":           {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.object = tt.node
+			s := kubetest.NewServer(t)
+			s.Object = tt.node
 			patch := ""
-			s.more = func(call, body string) (int, any) {
+			s.More = func(call, body string) (int, any) {
 				switch {
 				case call == getCSINode && tt.csiNode != nil:
 					return http.StatusOK, tt.csiNode
@@ -86,9 +85,9 @@ func TestRemoveTaint(t *testing.T) {
 				}
 				return http.StatusNotFound, nil
 			}
-			had, err := kubernetes.NewNode(s.options()).
+			had, err := kubernetes.NewNode(s.Options()).
 				RemoveTaint(context.Background(), taintKey, orchestrator.Registration{Driver: driver, NodeID: idA})
-			judge(t, err, tt.kind, tt.says)
+			kubetest.Judge(t, err, tt.kind, tt.says)
 			if had != tt.had || patch != tt.patch {
 				t.Errorf("had the taint: %v, want %v; patched with\n%s, want\n%s", had, tt.had, patch, tt.patch)
 			}
@@ -122,9 +121,9 @@ func TestLeaving(t *testing.T) {
 		"deleted":             {nil, "it was deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.object = tt.node
-			got, err := kubernetes.NewNode(s.options()).Leaving(context.Background())
+			s := kubetest.NewServer(t)
+			s.Object = tt.node
+			got, err := kubernetes.NewNode(s.Options()).Leaving(context.Background())
 			if got != tt.want || err != nil {
 				t.Errorf("got %q, %v; want %q", got, err, tt.want)
 			}
@@ -162,8 +161,8 @@ func TestAttachments(t *testing.T) {
 		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			s.more = func(call, _ string) (int, any) {
+			s := kubetest.NewServer(t)
+			s.More = func(call, _ string) (int, any) {
 				for next, page := range tt.pages {
 					if call == fmt.Sprintf(attachments, next) {
 						return http.StatusOK, page
@@ -171,21 +170,11 @@ func TestAttachments(t *testing.T) {
 				}
 				return max(tt.fails, http.StatusBadRequest), nil
 			}
-			got, err := kubernetes.NewNode(s.options()).Attachments(context.Background(), driver)
-			judge(t, err, tt.kind, tt.says)
+			got, err := kubernetes.NewNode(s.Options()).Attachments(context.Background(), driver)
+			kubetest.Judge(t, err, tt.kind, tt.says)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("want (-), got (+):\n%s", diff)
 			}
 		})
-	}
-}
-
-// judge checks that an error has this kind, that its text contains says, and that its text contains no secret. Without
-// a kind, it wants no error.
-func judge(t *testing.T, err, kind error, says string) {
-	t.Helper()
-	if !errors.Is(err, kind) ||
-		err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "canary")) {
-		t.Errorf("%v, want %v that says %q", err, kind, says)
 	}
 }

@@ -13,11 +13,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Drain implements [orchestrator.Drainer]. It cordons the Node and requests the eviction of its pods. A PodDisruptionBudget
-// can delay an eviction.
+// Drain implements [orchestrator.Drainer]. It cordons the Node and requests the eviction of its pods. A
+// PodDisruptionBudget can delay an eviction.
 //
 // Pods of a DaemonSet and mirror pods belong to the node and are not evicted. Neither is a pod with claims whose
 // containers have never started: it probably waits for its volumes. Evicted, it would request an attach on another
@@ -32,8 +33,8 @@ func (r *Restarts) Drain(ctx context.Context, instanceID, restartID string) (lef
 		return nil, err
 	}
 	query := url.Values{"fieldSelector": {"spec.nodeName=" + name}}
-	var pods List[pod]
-	if _, err := r.Do(ctx, Request{
+	var pods kubernetes.List[pod]
+	if _, err := r.Do(ctx, kubernetes.Request{
 		Method:   http.MethodGet,
 		Path:     "/api/v1/pods",
 		Query:    query,
@@ -91,7 +92,7 @@ func cordonPatch(n node, by, unschedulable any) map[string]any {
 
 // pod has the fields of a Pod that are read.
 type pod struct {
-	Object
+	object
 	Spec struct {
 		Volumes []struct {
 			PersistentVolumeClaim *struct{}

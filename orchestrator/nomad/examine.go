@@ -17,10 +17,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-var listPlugins = Operation{
+var listPlugins = nomad.Operation{
 	What: "list the plugins through", Wrong: "the answer is not from a Nomad agent", Policy: `plugin { policy = "list" }`,
 }
 
@@ -166,7 +167,7 @@ const lookedReports = "reports about clients"
 // reports shows the last report about each client. An operator of volumes need not be allowed to read clients.
 func (e *examination) reports(ctx context.Context) {
 	switch err := e.readReports(ctx); {
-	case errors.Is(err, httpStatus(http.StatusForbidden)):
+	case errors.Is(err, nomad.HTTPStatus(http.StatusForbidden)):
 		e.add(orchestrator.StatusOK, lookedReports, `not known: the token lacks node { policy = "read" }`, "")
 	case err != nil:
 		e.add(orchestrator.StatusWarning, lookedReports, err.Error(), "repeat the command")

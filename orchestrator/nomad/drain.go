@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Drain implements [orchestrator.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then places
-// on other nodes. In each task group it stops one allocation at a time.
+// Drain implements [orchestrator.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then
+// places on other nodes. In each task group it stops one allocation at a time.
 //
 // It does not use Nomad's own drain, which also moves allocations that wait for their volumes. Those would request an
 // attach on another node, which would be restarted next. Allocations of system jobs belong to the node and stay.
@@ -141,7 +141,7 @@ func (r *Restarts) makeIneligible(ctx context.Context, node, restartID string) e
 	return r.options.setEligible(ctx, node, ineligible)
 }
 
-func (o Options) setEligible(ctx context.Context, node, eligibility string) error {
+func (o options) setEligible(ctx context.Context, node, eligibility string) error {
 	return o.write(
 		ctx,
 		"make node "+node+" "+eligibility,
@@ -151,7 +151,7 @@ func (o Options) setEligible(ctx context.Context, node, eligibility string) erro
 }
 
 // write changes something on the servers.
-func (o Options) write(ctx context.Context, what, path string, in any) error {
+func (o options) write(ctx context.Context, what, path string, in any) error {
 	return o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		_, err := client.Raw().Write(path, in, nil, (&api.WriteOptions{}).WithContext(ctx))
 		return err

@@ -22,9 +22,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes/kubetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
 )
 
@@ -32,8 +34,8 @@ import (
 // test/identity runs a real API server.
 type cluster struct {
 	*httptest.Server
-	t   *testing.T
-	dir string
+	t           *testing.T
+	credentials *kubetest.Server
 
 	mu       sync.Mutex
 	version  int
@@ -57,14 +59,12 @@ const otherName = "worker-4.example"
 
 func newCluster(t *testing.T) *cluster {
 	c := &cluster{
-		t: t, dir: t.TempDir(), nodes: map[string]object{}, csiNodes: map[string]object{}, pods: map[string]object{},
+		t: t, nodes: map[string]object{}, csiNodes: map[string]object{}, pods: map[string]object{},
 		covered: map[string]int{}, repairs: make(chan struct{}), token: token, peers: map[string]bool{},
 	}
 	c.Server = httptest.NewTLSServer(c)
 	t.Cleanup(c.Close)
-	s := &server{Server: c.Server, t: t, dir: c.dir}
-	s.write("ca.crt", string(s.ca()))
-	s.write("token", token)
+	c.credentials = kubetest.Credentials(t, c.Server)
 	for name, id := range map[string]string{nodeName: idA, otherName: idB} {
 		c.nodes[name] = object{
 			"kind":     "Node",
@@ -83,12 +83,10 @@ func (c *cluster) register(name, instanceID string) {
 	}}}
 }
 
-func (c *cluster) options(node string) kubernetes.Options {
-	address, err := url.Parse(c.URL)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return kubernetes.Options{NodeName: node, Host: address.Hostname(), Port: address.Port(), ServiceAccount: c.dir}
+func (c *cluster) options(node string) client.Options {
+	options := c.credentials.Options()
+	options.NodeName = node
+	return options
 }
 
 func (c *cluster) set(do func()) {
@@ -748,7 +746,7 @@ func heartbeat(c *cluster) {
 // Without a token file, the calls of a restart return the same error as the provider.
 func TestRestartsWithoutCredentials(t *testing.T) {
 	c := newCluster(t)
-	if err := os.Remove(filepath.Join(c.dir, "token")); err != nil {
+	if err := os.Remove(filepath.Join(c.credentials.Dir, "token")); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err := kubernetes.NewListener(c.options(nodeName)).Requested(t.Context())
@@ -760,12 +758,12 @@ func TestRestartsWithoutCredentials(t *testing.T) {
 // A listener keeps its connection. It reports an expired token, and works again with a new token or after the server
 // was down.
 func TestConnectionIsKept(t *testing.T) {
-	for name, asks := range map[string]func(kubernetes.Options) func() error{
-		"Listener": func(options kubernetes.Options) func() error {
+	for name, asks := range map[string]func(client.Options) func() error{
+		"Listener": func(options client.Options) func() error {
 			l := kubernetes.NewListener(options)
 			return func() error { _, _, err := l.Requested(t.Context()); return err }
 		},
-		"Node": func(options kubernetes.Options) func() error {
+		"Node": func(options client.Options) func() error {
 			n := kubernetes.NewNode(options)
 			return func() error { _, err := n.RemoveTaint(t.Context(), taintKey, orchestrator.Registration{}); return err }
 		},
@@ -787,7 +785,7 @@ func TestConnectionIsKept(t *testing.T) {
 			if err := ask(); err == nil || !strings.Contains(err.Error(), "HTTP 401") {
 				t.Errorf("with an old token: %v", err)
 			}
-			(&server{t: t, dir: c.dir}).write("token", "another\n")
+			c.credentials.Write("token", "another\n")
 			if err := ask(); err != nil {
 				t.Errorf("with a new token: %v", err)
 			}

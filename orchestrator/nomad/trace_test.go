@@ -17,8 +17,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
 
 const (
@@ -35,7 +36,7 @@ type answers map[string]any
 type refusal int
 
 // serveNomad serves a Nomad that only reads, and returns the requests that it got.
-func serveNomad(t *testing.T, a answers) (options nomad.Options, calls *[]string) {
+func serveNomad(t *testing.T, a answers) (options client.Options, calls *[]string) {
 	t.Helper()
 	calls = &[]string{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,7 +64,7 @@ func serveNomad(t *testing.T, a answers) (options nomad.Options, calls *[]string
 		}
 	}))
 	t.Cleanup(server.Close)
-	return nomad.Options{Address: server.URL, Token: token}, calls
+	return client.Options{Address: server.URL, Token: token}, calls
 }
 
 // within leaves out of a list, and of the list in a plugin, what is in another namespace, as Nomad does.

@@ -2,7 +2,7 @@
 // License, v. 2.0. If a copy of the MPL was not distributed with this
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
-package kubernetes_test
+package kubetest
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 )
 
-// inBubble runs a test in a bubble of testing/synctest, where time passes only while all goroutines wait.
-func inBubble(t *testing.T, test func(t *testing.T)) {
+// InBubble runs a test in a bubble of testing/synctest, where time passes only while all goroutines wait.
+func InBubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, test)

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -27,7 +28,7 @@ const (
 
 // examination collects findings.
 type examination struct {
-	*Client
+	client
 	findings []orchestrator.Finding
 }
 
@@ -43,11 +44,11 @@ func (e *examination) unreadable(looked string, err error) {
 	e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a kubeconfig that may read this")
 }
 
-// Examine implements [orchestrator.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes", "csinodes",
-// "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the plugin it needs
-// "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
+// Examine implements [orchestrator.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes",
+// "csinodes", "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the
+// plugin it needs "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
 func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
-	e := &examination{Client: o.Client}
+	e := &examination{client: o.client}
 	e.version(ctx)
 	e.driver(ctx)
 	e.nodes(ctx)
@@ -66,7 +67,7 @@ const oldestMinor = 33
 func (e *examination) version(ctx context.Context) {
 	const looked = "release"
 	var found struct{ Major, Minor, GitVersion string }
-	_, err := e.Do(ctx, Request{
+	_, err := e.Do(ctx, kubernetes.Request{
 		Method: http.MethodGet, Path: "/version", What: "read the release", Verb: "get", Resource: "/version",
 	}, &found)
 	if err != nil {
@@ -89,10 +90,10 @@ func (e *examination) version(ctx context.Context) {
 func (e *examination) driver(ctx context.Context) {
 	const looked = "CSIDriver"
 	var found struct {
-		Object
+		object
 		Spec struct{ AttachRequired *bool }
 	}
-	status, err := e.Do(ctx, Request{
+	status, err := e.Do(ctx, kubernetes.Request{
 		Method: http.MethodGet, Path: csiDrivers + "/" + driver, What: "get CSIDriver", Verb: "get", Resource: "csidrivers",
 	}, &found, http.StatusNotFound)
 	switch {
@@ -115,12 +116,12 @@ func (e *examination) driver(ctx context.Context) {
 // nodes compares Nodes with their CSINodes.
 func (e *examination) nodes(ctx context.Context) {
 	const looked = "node plugins"
-	all, err := listAll[Object](ctx, e.Client, Nodes, "nodes")
+	all, err := listAll[object](ctx, e.client, kubernetes.Nodes, "nodes")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
 	}
-	registered, err := listAll[csiNode](ctx, e.Client, csiNodes, "csinodes")
+	registered, err := listAll[csiNode](ctx, e.client, csiNodes, "csinodes")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -181,14 +182,14 @@ var sidecarLeases = map[string]string{
 func (e *examination) sidecars(ctx context.Context) (namespace string) {
 	const looked = "sidecars"
 	type lease struct {
-		Object
+		object
 		Spec struct {
 			RenewTime            time.Time
 			HolderIdentity       string
 			LeaseDurationSeconds int
 		}
 	}
-	all, err := listAll[lease](ctx, e.Client, leases, "leases")
+	all, err := listAll[lease](ctx, e.client, leases, "leases")
 	if err != nil {
 		e.unreadable(looked, err)
 		return ""
@@ -225,7 +226,7 @@ func (e *examination) sidecars(ctx context.Context) (namespace string) {
 // attachments looks for attaches and detaches that take too long.
 func (e *examination) attachments(ctx context.Context) {
 	const looked = "VolumeAttachments"
-	all, err := listAll[tracedAttachment](ctx, e.Client, volumeAttachments, "volumeattachments")
+	all, err := listAll[tracedAttachment](ctx, e.client, volumeAttachments, "volumeattachments")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -267,7 +268,7 @@ func (e *examination) attachments(ctx context.Context) {
 func (e *examination) snapshots(ctx context.Context) {
 	const looked, next = "snapshots", "apply all CRDs of external-snapshotter: docs/how-to/kubernetes.md"
 	var group struct{ Resources []struct{ Name string } }
-	status, err := e.Do(ctx, Request{
+	status, err := e.Do(ctx, kubernetes.Request{
 		Method: http.MethodGet, Path: "/apis/snapshot.storage.k8s.io/v1",
 		What: "list the resources of snapshot.storage.k8s.io", Verb: "get", Resource: "/apis",
 	}, &group, http.StatusNotFound)
@@ -299,7 +300,7 @@ func (e *examination) snapshots(ctx context.Context) {
 func (e *examination) reports(ctx context.Context) {
 	const looked = "reports about Nodes"
 	type event struct {
-		Object
+		object
 		InvolvedObject        struct{ Kind, Name string }
 		Type, Reason, Message string
 		LastTimestamp         time.Time
@@ -307,7 +308,7 @@ func (e *examination) reports(ctx context.Context) {
 	}
 	// Events of objects without a namespace are in namespace default.
 	query := url.Values{"fieldSelector": {"involvedObject.kind=Node"}}
-	all, err := listSelected[event](ctx, e.Client, namespaced("default", "events"), "events", query, http.StatusNotFound)
+	all, err := listSelected[event](ctx, e.client, namespaced("default", "events"), "events", query, http.StatusNotFound)
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -333,12 +334,12 @@ func (e *examination) reports(ctx context.Context) {
 // StorageClasses implements [orchestrator.ClassLister]. It needs the verb "list" on "storageclasses".
 func (o *Operator) StorageClasses(ctx context.Context) ([]orchestrator.StorageClass, error) {
 	type class struct {
-		Object
+		object
 		Provisioner  string
 		MountOptions []string
 		Parameters   map[string]string
 	}
-	all, err := listAll[class](ctx, o.Client, storageClasses, "storageclasses")
+	all, err := listAll[class](ctx, o.client, storageClasses, "storageclasses")
 	if err != nil {
 		return nil, err
 	}

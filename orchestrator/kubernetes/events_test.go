@@ -15,8 +15,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 )
 
 // event makes or changes an event, as the API server does. "patched" counts the changes.
@@ -115,7 +116,7 @@ func TestReportSelf(t *testing.T) {
 	t.Run("twice", func(t *testing.T) {
 		c := newCluster(t)
 		c.token = projected(bound)
-		write(t, c.dir, c.token+"\n")
+		write(t, c.credentials.Dir, c.token+"\n")
 		self := kubernetes.NewSelf(c.options(""))
 		for range 2 {
 			if err := self.ReportSelf(t.Context(), expires); err != nil {
@@ -127,7 +128,7 @@ func TestReportSelf(t *testing.T) {
 	t.Run("no right", func(t *testing.T) {
 		c := newCluster(t)
 		c.token, c.status = projected(bound), http.StatusForbidden
-		write(t, c.dir, c.token)
+		write(t, c.credentials.Dir, c.token)
 		err := kubernetes.NewSelf(c.options("")).ReportSelf(t.Context(), expires)
 		if err == nil || !strings.Contains(err.Error(), `verb "create" on "events"`) {
 			t.Errorf("error %v", err)
@@ -138,7 +139,7 @@ func TestReportSelf(t *testing.T) {
 		projected(`{"kubernetes.io":{"namespace":"oxide-csi","secret":{"name":"t","uid":"u"}}}`),
 	} {
 		c := newCluster(t)
-		write(t, c.dir, bad)
+		write(t, c.credentials.Dir, bad)
 		err := kubernetes.NewSelf(c.options("")).ReportSelf(t.Context(), expires)
 		if err == nil || bad != "" && strings.Contains(err.Error(), bad) || len(c.calls) > 0 {
 			t.Errorf("token %q: error %v, requests %q", bad, err, c.calls)
@@ -148,10 +149,10 @@ func TestReportSelf(t *testing.T) {
 		c := newCluster(t)
 		outside := c.options("")
 		outside.Kubeconfig = "/none"
-		write(t, c.dir, projected(bound))
+		write(t, c.credentials.Dir, projected(bound))
 		without := c.options("")
 		without.ServiceAccount = t.TempDir()
-		for _, options := range []kubernetes.Options{outside, without} {
+		for _, options := range []client.Options{outside, without} {
 			if err := kubernetes.NewSelf(options).ReportSelf(t.Context(), expires); err != nil || len(c.calls) > 0 {
 				t.Errorf("error %v, requests %q", err, c.calls)
 			}
@@ -159,7 +160,7 @@ func TestReportSelf(t *testing.T) {
 	})
 }
 
-// write replaces the service account's token.
+// Write replaces the service account's token.
 func write(t *testing.T, dir, token string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(token), 0o600); err != nil {

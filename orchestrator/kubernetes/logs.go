@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -22,7 +23,7 @@ const pluginContainer = "oxide-plugin"
 
 // pluginPod has the fields of a pod of the plugin that are read.
 type pluginPod struct {
-	Object
+	object
 	Spec struct {
 		Containers []struct{ Name, Image string }
 	}
@@ -78,7 +79,7 @@ func (o *Operator) Logs(ctx context.Context) ([]orchestrator.Log, error) {
 const logLines = 300
 
 func (o *Operator) log(ctx context.Context, p pluginPod) (string, error) {
-	r := Request{
+	r := kubernetes.Request{
 		Method: http.MethodGet, Path: namespaced(p.Namespace, "pods") + "/" + url.PathEscape(p.Name) + "/log",
 		Query:  url.Values{"container": {pluginContainer}, "tailLines": {strconv.Itoa(logLines)}},
 		Accept: "*/*", What: "read the log of pod " + p.key(), Verb: "get", Resource: "pods/log",

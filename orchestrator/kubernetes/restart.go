@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -33,8 +34,8 @@ const (
 	driver = "csi.oxide.computer"
 )
 
-// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester], a [orchestrator.ClaimReporter] and
-// a [orchestrator.Drainer]. It needs these rights. The last two are only for draining.
+// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester], a
+// [orchestrator.ClaimReporter] and a [orchestrator.Drainer]. It needs these rights. The last two are only for draining.
 //
 //	rules:
 //	- {apiGroups: [storage.k8s.io], resources: [csinodes], verbs: [get, list]}
@@ -43,7 +44,7 @@ const (
 //	- {apiGroups: [""], resources: [pods], verbs: [list]}
 //	- {apiGroups: [""], resources: [pods/eviction], verbs: [create]}
 type Restarts struct {
-	*Client
+	client
 
 	mu sync.Mutex
 	// nodeNames are the names of the Nodes on which instances were last seen, by instance ID.
@@ -51,8 +52,8 @@ type Restarts struct {
 }
 
 // NewRestarts makes the controller's half. It does no I/O, and needs no NodeName.
-func NewRestarts(options Options) *Restarts {
-	return &Restarts{Client: NewClient(options), nodeNames: map[string]string{}}
+func NewRestarts(options kubernetes.Options) *Restarts {
+	return &Restarts{client: newClient(options), nodeNames: map[string]string{}}
 }
 
 // Request implements [orchestrator.RestartRequester].
@@ -85,8 +86,8 @@ func (r *Restarts) Reply(ctx context.Context, instanceID, restartID string) (orc
 	return reply, nil
 }
 
-// Withdraw implements [orchestrator.RestartRequester]. If the instance's Node has no such request, it looks for the Node
-// that has it: another Node may have got the instance's ID since.
+// Withdraw implements [orchestrator.RestartRequester]. If the instance's Node has no such request, it looks for the
+// Node that has it: another Node may have got the instance's ID since.
 func (r *Restarts) Withdraw(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
 	name, err := r.nodeName(ctx, instanceID)
 	if err == nil {
@@ -167,28 +168,29 @@ func (r *Restarts) patchMarked(
 
 // markedNode is the name of the Node whose annotation holds the ID of this restart, or empty. A restart marks one Node.
 func (r *Restarts) markedNode(ctx context.Context, annotation, restartID string) (string, error) {
-	names, err := matches(ctx, r.Client, Nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
+	names, err := matches(ctx, r.client, kubernetes.Nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
 	if err != nil || len(names) == 0 {
 		return "", err
 	}
 	return names[0], nil
 }
 
-// Report implements [orchestrator.RestartRequester]. It publishes an event of the Node, which kubectl describe node shows.
+// Report implements [orchestrator.RestartRequester]. It publishes an event of the Node, which kubectl describe node
+// shows.
 func (r *Restarts) Report(ctx context.Context, instanceID string, report orchestrator.Report) error {
 	name, err := r.nodeName(ctx, instanceID)
 	if err != nil {
 		return err
 	}
 	var n node
-	if _, err := r.Do(ctx, GetNode("get Node "+name, name), &n); err != nil {
+	if _, err := r.Do(ctx, kubernetes.GetNode("get Node "+name, name), &n); err != nil {
 		return err
 	}
 	return r.publish(ctx, eventObject{APIVersion: "v1", Kind: "Node", Name: name, UID: string(n.UID)}, report)
 }
 
-// ReportClaim implements [orchestrator.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which kubectl
-// describe pvc and kubectl get events show. The controller knows no pods.
+// ReportClaim implements [orchestrator.ClaimReporter]. It publishes an event of the PersistentVolumeClaim, which
+// kubectl describe pvc and kubectl get events show. The controller knows no pods.
 func (r *Restarts) ReportClaim(ctx context.Context, volume, claim string, report orchestrator.Report) error {
 	namespace, name, found := strings.Cut(claim, "/")
 	if !found {
@@ -226,7 +228,7 @@ func (r *Restarts) onlyNodeName(ctx context.Context, instanceID string) (string,
 		return "", err
 	}
 	var n node
-	if _, err := r.Do(ctx, GetNode("get Node "+name, name), &n); err != nil {
+	if _, err := r.Do(ctx, kubernetes.GetNode("get Node "+name, name), &n); err != nil {
 		return "", err
 	}
 	if id, ours := n.instanceID(); ours && id != instanceID {
@@ -247,9 +249,9 @@ func (r *Restarts) lookUpNodeName(ctx context.Context, instanceID string) (strin
 	if name, err := r.cachedNodeName(ctx, instanceID); err != nil || name != "" {
 		return name, err
 	}
-	names, err := matches(ctx, r.Client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
+	names, err := matches(ctx, r.client, csiNodes, func(n csiNode) bool { return n.hasNodeID(instanceID) })
 	if err == nil && len(names) == 0 {
-		names, err = matches(ctx, r.Client, Nodes, func(n node) bool { return n.hasProviderID(instanceID) })
+		names, err = matches(ctx, r.client, kubernetes.Nodes, func(n node) bool { return n.hasProviderID(instanceID) })
 	}
 	switch {
 	case err != nil || len(names) == 0:
@@ -285,16 +287,16 @@ func (r *Restarts) cachedNodeName(ctx context.Context, instanceID string) (strin
 }
 
 // matches are the names of the objects in a collection that match.
-func matches[T named](
+func matches[T interface{ GetName() string }](
 	ctx context.Context,
-	c *Client,
+	c client,
 	collection string,
 	match func(T) bool,
 ) (names []string, err error) {
 	query := url.Values{"limit": {pageSize}}
 	for {
-		var page List[T]
-		if _, err := c.Do(ctx, Request{
+		var page kubernetes.List[T]
+		if _, err := c.Do(ctx, kubernetes.Request{
 			Method:   http.MethodGet,
 			Path:     collection,
 			Query:    query,
@@ -318,7 +320,7 @@ func matches[T named](
 
 // csiNode has the fields of a CSINode that are read.
 type csiNode struct {
-	Object
+	object
 	Spec struct {
 		Drivers []struct {
 			Name, NodeID string
@@ -339,7 +341,7 @@ func (n csiNode) hasNodeID(instanceID string) bool {
 
 // instanceID is the instance that the Node's provider ID names. It is false if the provider ID names none.
 func (n node) instanceID() (string, bool) {
-	text, ours := strings.CutPrefix(n.Spec.ProviderID, ProviderPrefix)
+	text, ours := strings.CutPrefix(n.Spec.ProviderID, kubernetes.ProviderPrefix)
 	id, err := metadata.ParseInstanceID(text)
 	return id, ours && err == nil
 }
@@ -354,20 +356,20 @@ func (n node) hasProviderID(instanceID string) bool {
 // "watch" and "patch" on its own Node. Where the policy deploy/k8s/restart/policy.yaml is applied, it also needs the
 // token of the node plugin's pod on that Node: a kubelet's credentials may then not reply.
 type Listener struct {
-	*Client
-	node *Watch[node]
+	client
+	node *kubernetes.Watch[node]
 }
 
 // NewListener makes the node's half. It does no I/O.
-func NewListener(options Options) *Listener {
-	c := NewClient(options)
+func NewListener(options kubernetes.Options) *Listener {
+	c := newClient(options)
 	watch := c.watchNode()
 	watch.MetadataOnly = true
-	return &Listener{Client: c, node: watch}
+	return &Listener{client: c, node: watch}
 }
 
-// Changes implements [orchestrator.RestartListener] by a watch of the Node's metadata. It ignores changes other than those
-// of the two annotations.
+// Changes implements [orchestrator.RestartListener] by a watch of the Node's metadata. It ignores changes other than
+// those of the two annotations.
 func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	changes, updates := make(chan struct{}, 1), l.node.Follow(ctx)
 	go func() {
@@ -389,8 +391,8 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Requested implements [orchestrator.RestartListener]. While the watch of [Listener.Changes] fails, it returns the error of
-// the watch, so that it sends nothing to an API server that is down.
+// Requested implements [orchestrator.RestartListener]. While the watch of [Listener.Changes] fails, it returns the
+// error of the watch, so that it sends nothing to an API server that is down.
 func (l *Listener) Requested(ctx context.Context) (string, orchestrator.RestartReply, error) {
 	if s, followed := l.node.Get(ctx); followed && s.Err != nil {
 		return "", orchestrator.RestartReply{}, s.Err
@@ -420,9 +422,9 @@ func (l *Listener) Reply(ctx context.Context, restartID string, reply orchestrat
 
 // readRestart reads from a Node the ID of the requested restart, and the reply to it. It reads from the API server's
 // store, not from its cache: the cache may still hold a request that was withdrawn.
-func (c *Client) readRestart(ctx context.Context, name string) (id string, reply orchestrator.RestartReply, err error) {
-	r := GetNode("get Node "+name, name)
-	r.Accept = MetadataOnly
+func (c client) readRestart(ctx context.Context, name string) (id string, reply orchestrator.RestartReply, err error) {
+	r := kubernetes.GetNode("get Node "+name, name)
+	r.Accept = kubernetes.MetadataOnly
 	var n node
 	if _, err := c.Do(ctx, r, &n); err != nil {
 		return "", orchestrator.RestartReply{}, err
@@ -441,10 +443,10 @@ func (n node) restart() (id string, reply orchestrator.RestartReply) {
 
 // patchUnchanged reads a Node and sends the patch that the function makes from it. A nil patch is not sent. If the Node
 // was changed between the two, it begins again.
-func (c *Client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
+func (c client) patchUnchanged(ctx context.Context, what, name string, patch func(node) map[string]any) error {
 	for {
 		var n node
-		if _, err := c.Do(ctx, GetNode(what, name), &n); err != nil {
+		if _, err := c.Do(ctx, kubernetes.GetNode(what, name), &n); err != nil {
 			return err
 		}
 		p := patch(n)

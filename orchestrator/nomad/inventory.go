@@ -12,18 +12,22 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
+// options calls the agent as the metadata provider does.
+type options struct{ nomad.Options }
+
 // Operator reads what Nomad knows of the plugin's volumes, for the commands of an operator. It changes nothing.
 type Operator struct {
-	options Options
+	options options
 	// Needs are the policies whose rules [Operator.Examine] looks for: [PolicyOperator] and the others.
 	Needs []string
 }
 
 // NewOperator makes an Operator. It does no I/O.
-func NewOperator(options Options) *Operator { return &Operator{options: options} }
+func NewOperator(o nomad.Options) *Operator { return &Operator{options: options{o}} }
 
 // volumeStub is a volume in Nomad's list. Provider is the plugin's name, or empty while no plugin of its ID is known.
 type volumeStub struct {
@@ -94,10 +98,10 @@ func (o *Operator) readVolume(
 }
 
 var (
-	listVolumes = Operation{
+	listVolumes = nomad.Operation{
 		What: "list the volumes through", Wrong: "the answer is not from a Nomad agent", Policy: "a management token",
 	}
-	readToken = Operation{
+	readToken = nomad.Operation{
 		What:   "look up the token's policies through",
 		Wrong:  "the answer is not from a Nomad agent",
 		Policy: "a management token",

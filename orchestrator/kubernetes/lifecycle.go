@@ -15,22 +15,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Node is the Node on which the plugin runs. It is a [orchestrator.StartupTaint] and a [orchestrator.Departure].
 type Node struct {
-	*Client
-	node    *Watch[node]
-	csiNode *Watch[csiNode]
+	client
+	node    *kubernetes.Watch[node]
+	csiNode *kubernetes.Watch[csiNode]
 }
 
 // NewNode makes a Node. It does no I/O.
-func NewNode(options Options) *Node {
-	c := NewClient(options)
+func NewNode(options kubernetes.Options) *Node {
+	c := newClient(options)
 	return &Node{
-		Client: c, node: c.watchNode(),
-		csiNode: &Watch[csiNode]{Client: c, Collection: csiNodes, Resource: "csinodes", Kind: "CSINode"},
+		client: c, node: c.watchNode(),
+		csiNode: &kubernetes.Watch[csiNode]{Client: c.Client, Collection: csiNodes, Resource: "csinodes", Kind: "CSINode"},
 	}
 }
 
@@ -40,15 +41,15 @@ func (n *Node) Follow(ctx context.Context) <-chan struct{} {
 	return metadata.Merge(ctx, n.node.Follow(ctx), n.csiNode.Follow(ctx))
 }
 
-// RemoveTaint implements [orchestrator.StartupTaint]. The kubelet writes the registration into the CSINode. It needs the
-// verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
+// RemoveTaint implements [orchestrator.StartupTaint]. The kubelet writes the registration into the CSINode. It needs
+// the verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
 func (n *Node) RemoveTaint(ctx context.Context, key string, registration orchestrator.Registration) (had bool, err error) {
 	s := n.node.Read(ctx)
 	switch {
 	case s.Err != nil:
 		return false, s.Err
 	case !s.Exists:
-		return false, NoNode(n.Options.NodeName)
+		return false, kubernetes.NoNode(n.Options.NodeName)
 	}
 	taints := s.Object.Spec.Taints
 	kept := slices.DeleteFunc(slices.Clone(taints), func(t taint) bool { return t.key == key })
@@ -107,8 +108,8 @@ var leavingTaints = []string{"ToBeDeletedByClusterAutoscaler", "karpenter.sh/dis
 // kubernetes v1.36.3, pkg/kubelet/nodeshutdown.
 const shuttingDown = "node is shutting down"
 
-// Leaving implements [orchestrator.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it was
-// deleted, when an autoscaler removes it, and when its machine shuts down. It needs the verb "get" on "nodes".
+// Leaving implements [orchestrator.Departure]. A Node is given up when it is cordoned (kubectl drain does so), when it
+// was deleted, when an autoscaler removes it, and when its machine shuts down. It needs the verb "get" on "nodes".
 func (n *Node) Leaving(ctx context.Context) (why string, err error) {
 	s := n.node.Read(ctx)
 	switch {
@@ -147,8 +148,8 @@ type volumeAttachment struct {
 // Node. It needs the verb "list" on "volumeattachments".
 func (n *Node) Attachments(ctx context.Context, driver string) (volumes []string, err error) {
 	for query := (url.Values{"limit": {pageSize}}); ; {
-		var page List[volumeAttachment]
-		r := Request{
+		var page kubernetes.List[volumeAttachment]
+		r := kubernetes.Request{
 			Method:   http.MethodGet,
 			Path:     volumeAttachments,
 			Query:    query,

@@ -72,9 +72,9 @@ type tracer struct {
 	trace orchestrator.Trace
 }
 
-// Trace implements [orchestrator.Tracer]. The claim of a subject is NAMESPACE/VOLUME, its name the ID of a volume, or the
-// ID of an allocation or its beginning. With ACLs on it needs the policy operator.policy.hcl, node { policy = "read" },
-// and for what the plugin says the capabilities "read-job" and "read-logs" in the namespace of its jobs.
+// Trace implements [orchestrator.Tracer]. The claim of a subject is NAMESPACE/VOLUME, its name the ID of a volume, or
+// the ID of an allocation or its beginning. With ACLs on it needs the policy operator.policy.hcl, node { policy =
+// "read" }, and for what the plugin says the capabilities "read-job" and "read-logs" in the namespace of its jobs.
 func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
 	t := &tracer{Operator: o, trace: orchestrator.Trace{Orchestrator: orchestrator.Nomad}}
 	if subject.Pod != "" {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -19,14 +20,14 @@ const (
 )
 
 // Operator reads what a cluster knows of the plugin's volumes, for the commands of an operator. It changes nothing.
-type Operator struct{ *Client }
+type Operator struct{ client }
 
 // NewOperator makes an Operator. It does no I/O. The options need no NodeName.
-func NewOperator(options Options) *Operator { return &Operator{NewClient(options)} }
+func NewOperator(options kubernetes.Options) *Operator { return &Operator{newClient(options)} }
 
 // persistentVolume has the fields of a PersistentVolume that are read.
 type persistentVolume struct {
-	Object
+	object
 	Spec struct {
 		ClaimRef         *reference
 		StorageClassName string
@@ -47,7 +48,7 @@ func (r *reference) claim() string {
 
 // snapshotContent has the fields of a VolumeSnapshotContent that are read.
 type snapshotContent struct {
-	Object
+	object
 	Spec struct {
 		Driver            string
 		Source            struct{ SnapshotHandle string }
@@ -61,7 +62,7 @@ type snapshotContent struct {
 func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error) {
 	var known orchestrator.Inventory
 	// Claims come first: one that is bound meanwhile is then in the list of volumes.
-	all, err := listAll[claim](ctx, o.Client, claims, "persistentvolumeclaims")
+	all, err := listAll[claim](ctx, o.client, claims, "persistentvolumeclaims")
 	if err != nil {
 		return orchestrator.Inventory{}, err
 	}
@@ -72,7 +73,7 @@ func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error
 			})
 		}
 	}
-	volumes, err := listAll[persistentVolume](ctx, o.Client, persistentVolumes, "persistentvolumes")
+	volumes, err := listAll[persistentVolume](ctx, o.client, persistentVolumes, "persistentvolumes")
 	if err != nil {
 		return orchestrator.Inventory{}, err
 	}
@@ -85,7 +86,7 @@ func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error
 	}
 	contents, err := listAll[snapshotContent](
 		ctx,
-		o.Client,
+		o.client,
 		snapshotContents,
 		"volumesnapshotcontents",
 		http.StatusNotFound,
@@ -116,7 +117,7 @@ func (c snapshotContent) known() orchestrator.KnownObject {
 
 // claim has the fields of a PersistentVolumeClaim that are read.
 type claim struct {
-	Object
+	object
 	Spec struct {
 		VolumeName       string
 		StorageClassName *string
@@ -133,22 +134,22 @@ type claim struct {
 // condition is a condition in the status of an object.
 type condition struct{ Type, Status, Reason, Message string }
 
-func (o Object) key() string { return o.Namespace + "/" + o.Name }
+func (o object) key() string { return o.Namespace + "/" + o.Name }
 
 // listAll reads all pages of a list. An HTTP status in accepted means an empty list.
-func listAll[T any](ctx context.Context, c *Client, path, resource string, accepted ...int) ([]T, error) {
+func listAll[T any](ctx context.Context, c client, path, resource string, accepted ...int) ([]T, error) {
 	return listSelected[T](ctx, c, path, resource, url.Values{}, accepted...)
 }
 
 // listSelected is [listAll] with selectors.
 func listSelected[T any](
-	ctx context.Context, c *Client, path, resource string, query url.Values, accepted ...int,
+	ctx context.Context, c client, path, resource string, query url.Values, accepted ...int,
 ) ([]T, error) {
 	var all []T
 	query.Set("limit", pageSize)
 	for {
-		var page List[T]
-		status, err := c.Do(ctx, Request{
+		var page kubernetes.List[T]
+		status, err := c.Do(ctx, kubernetes.Request{
 			Method: http.MethodGet, Path: path, Query: query, What: "list " + resource, Verb: "list", Resource: resource,
 		}, &page, accepted...)
 		if err != nil || status != http.StatusOK {

@@ -20,24 +20,25 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
-// Self publishes events of the pod in which the plugin runs. It is a [orchestrator.SelfReporter]. It needs this right in
-// the pod's namespace:
+// Self publishes events of the pod in which the plugin runs. It is a [orchestrator.SelfReporter]. It needs this right
+// in the pod's namespace:
 //
 //	rules: [{apiGroups: [""], resources: [events], verbs: [create, patch]}]
 //
 // The events are the pod's and not the Deployment's, because that needs no more rights: kubectl describe shows an event
 // only if the event has the UID of its object. The pod's name and UID are in the token that Kubernetes gives to the
 // pod; the UID of the Deployment would have to be read.
-type Self struct{ *Client }
+type Self struct{ client }
 
 // NewSelf makes a reporter. It does no I/O, and needs no NodeName.
-func NewSelf(options Options) *Self { return &Self{Client: NewClient(options)} }
+func NewSelf(options kubernetes.Options) *Self { return &Self{client: newClient(options)} }
 
-// ReportSelf implements [orchestrator.SelfReporter]. Without the service account's files, or with a kubeconfig, the plugin
-// has no pod that it knows.
+// ReportSelf implements [orchestrator.SelfReporter]. Without the service account's files, or with a kubeconfig, the
+// plugin has no pod that it knows.
 func (s *Self) ReportSelf(ctx context.Context, report orchestrator.Report) error {
 	if s.Options.Kubeconfig != "" {
 		return nil
@@ -48,7 +49,7 @@ func (s *Self) ReportSelf(ctx context.Context, report orchestrator.Report) error
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the token in %s: %w", file, pathless(err))
+		return fmt.Errorf("read the token of this pod: %w", err)
 	}
 	pod, err := podOf(token)
 	if err != nil {
@@ -96,7 +97,7 @@ type eventObject struct {
 
 // publish publishes an event of an object. A repetition is not another event: its name is made from what it says, and
 // only the time of the existing event changes. The API server deletes an event an hour after the last change.
-func (c *Client) publish(ctx context.Context, of eventObject, report orchestrator.Report) error {
+func (c client) publish(ctx context.Context, of eventObject, report orchestrator.Report) error {
 	// Events of objects without a namespace are in namespace default.
 	namespace := of.Namespace
 	if namespace == "" {
@@ -123,7 +124,7 @@ func (c *Client) publish(ctx context.Context, of eventObject, report orchestrato
 	if err != nil || status != http.StatusConflict {
 		return err
 	}
-	_, err = c.Do(ctx, Request{
+	_, err = c.Do(ctx, kubernetes.Request{
 		Method: http.MethodPatch, Path: path + "/" + name, What: what, Verb: "patch", Resource: "events",
 		Patch: types.MergePatchType, In: map[string]any{"lastTimestamp": stamp},
 	}, nil, http.StatusNotFound) // 404: it was deleted just now

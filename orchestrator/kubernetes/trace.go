@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -27,13 +28,13 @@ func namespaced(namespace, resource string) string {
 
 // tracer collects a trace.
 type tracer struct {
-	*Client
+	client
 	trace orchestrator.Trace
 }
 
 // tracedPod has the fields of a Pod that are read.
 type tracedPod struct {
-	Object
+	object
 	Spec struct {
 		NodeName string
 		Volumes  []struct {
@@ -63,7 +64,7 @@ func (p tracedPod) claims() (names []string) {
 
 // tracedAttachment has the fields of a VolumeAttachment that are read.
 type tracedAttachment struct {
-	Object
+	object
 	Spec struct {
 		Attacher, NodeName string
 		Source             struct{ PersistentVolumeName string }
@@ -77,11 +78,11 @@ type tracedAttachment struct {
 	}
 }
 
-// Trace implements [orchestrator.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes", "pods",
-// "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods", "events" and
-// "volumeattachments".
+// Trace implements [orchestrator.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes",
+// "pods", "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods",
+// "events" and "volumeattachments".
 func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
-	t := &tracer{Client: o.Client, trace: orchestrator.Trace{Orchestrator: orchestrator.Kubernetes}}
+	t := &tracer{client: o.client, trace: orchestrator.Trace{Orchestrator: orchestrator.Kubernetes}}
 	claimKey, err := t.findClaim(ctx, subject)
 	if err != nil {
 		return orchestrator.Trace{}, err
@@ -144,7 +145,7 @@ func (t *tracer) findClaim(ctx context.Context, subject orchestrator.Subject) (s
 		}
 		return t.claimOfPlugin(ctx, *pod)
 	}
-	volumes, err := listAll[persistentVolume](ctx, t.Client, persistentVolumes, "persistentvolumes")
+	volumes, err := listAll[persistentVolume](ctx, t.client, persistentVolumes, "persistentvolumes")
 	if err != nil {
 		return "", err
 	}
@@ -195,11 +196,11 @@ func (t *tracer) claimOfPlugin(ctx context.Context, pod tracedPod) (string, erro
 }
 
 // get is the request that reads one object.
-func (t *tracer) get(path, resource string) Request {
-	return Request{Method: http.MethodGet, Path: path, What: "get " + resource, Verb: "get", Resource: resource}
+func (t *tracer) get(path, resource string) kubernetes.Request {
+	return kubernetes.Request{Method: http.MethodGet, Path: path, What: "get " + resource, Verb: "get", Resource: resource}
 }
 
-func (t *tracer) getClaim(key string) Request {
+func (t *tracer) getClaim(key string) kubernetes.Request {
 	namespace, name, _ := strings.Cut(key, "/")
 	return t.get(namespaced(namespace, "persistentvolumeclaims")+"/"+url.PathEscape(name), "persistentvolumeclaims")
 }
@@ -222,7 +223,7 @@ func (t *tracer) pod(ctx context.Context, key string) (*tracedPod, error) {
 // podOf returns the pod that uses a claim, first one that does not run. It returns nil if there is none.
 func (t *tracer) podOf(ctx context.Context, claimKey string) (*tracedPod, error) {
 	namespace, name, _ := strings.Cut(claimKey, "/")
-	pods, err := listAll[tracedPod](ctx, t.Client, namespaced(namespace, "pods"), "pods")
+	pods, err := listAll[tracedPod](ctx, t.client, namespaced(namespace, "pods"), "pods")
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +262,7 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 	if err := t.source(ctx, c); err != nil {
 		return "", err
 	}
-	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.Object)
+	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.object)
 }
 
 // grows reports whether the claim requests more than it has.
@@ -279,7 +280,7 @@ func (t *tracer) class(ctx context.Context, c claim) error {
 		return nil
 	}
 	var class struct {
-		Object
+		object
 		Provisioner string
 	}
 	name := *c.Spec.StorageClassName
@@ -304,7 +305,7 @@ func (t *tracer) source(ctx context.Context, c claim) error {
 		return nil
 	}
 	var snapshot struct {
-		Object
+		object
 		Status *struct {
 			ReadyToUse bool
 			Error      *struct{ Message string }
@@ -352,7 +353,7 @@ func (t *tracer) volume(ctx context.Context, name string) error {
 
 // attachment adds the VolumeAttachments of a volume. There can be two while a volume moves.
 func (t *tracer) attachment(ctx context.Context, volumeName string) error {
-	all, err := listAll[tracedAttachment](ctx, t.Client, volumeAttachments, "volumeattachments")
+	all, err := listAll[tracedAttachment](ctx, t.client, volumeAttachments, "volumeattachments")
 	if err != nil {
 		return err
 	}
@@ -381,10 +382,10 @@ func (t *tracer) attachment(ctx context.Context, volumeName string) error {
 // node adds a Node and the registration of the plugin there.
 func (t *tracer) node(ctx context.Context, name string) error {
 	var n struct {
-		Object
+		object
 		Status struct{ Conditions []condition }
 	}
-	status, err := t.Do(ctx, GetNode("get Node "+name, url.PathEscape(name)), &n, http.StatusNotFound)
+	status, err := t.Do(ctx, kubernetes.GetNode("get Node "+name, url.PathEscape(name)), &n, http.StatusNotFound)
 	if err != nil {
 		return err
 	}
@@ -428,21 +429,21 @@ func (t *tracer) workload(ctx context.Context, p tracedPod) error {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Running)
 		return nil
 	}
-	return t.events(ctx, "workload", "Pod", p.Object)
+	return t.events(ctx, "workload", "Pod", p.object)
 }
 
 // events adds the warnings about an object.
-func (t *tracer) events(ctx context.Context, link, kind string, of Object) error {
+func (t *tracer) events(ctx context.Context, link, kind string, of object) error {
 	query := url.Values{"fieldSelector": {fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s", kind, of.Name)}}
 	type event struct {
-		Object
+		object
 		InvolvedObject struct{ Kind, Name, UID string }
 		Type, Reason   string
 		Message        string
 		LastTimestamp  time.Time
 		EventTime      time.Time
 	}
-	all, err := listSelected[event](ctx, t.Client, namespaced(of.Namespace, "events"), "events", query)
+	all, err := listSelected[event](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
 	if err != nil {
 		return err
 	}

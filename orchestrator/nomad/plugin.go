@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -73,12 +74,12 @@ func unixNano(ns int64) time.Time {
 }
 
 // reading is the operation of a command of an operator.
-func reading(what, policy string) Operation {
-	return Operation{What: what + " through", Wrong: "the answer is not from a Nomad agent", Policy: policy}
+func reading(what, policy string) nomad.Operation {
+	return nomad.Operation{What: what + " through", Wrong: "the answer is not from a Nomad agent", Policy: policy}
 }
 
 // get reads an object. It returns false if the object does not exist.
-func (o *Operator) get(ctx context.Context, op Operation, path string, out any) (exists bool, err error) {
+func (o *Operator) get(ctx context.Context, op nomad.Operation, path string, out any) (exists bool, err error) {
 	exists = true
 	err = o.options.Call(ctx, op, func(client *api.Client) error {
 		_, err := client.Raw().Query(path, out, (&api.QueryOptions{}).WithContext(ctx))
@@ -107,8 +108,8 @@ func (o *Operator) plugin(ctx context.Context, id string) (info pluginInfo, err 
 	return info, err
 }
 
-// Logs implements [orchestrator.LogReader]. With ACLs on it needs plugin { policy = "read" }, and for the namespace of the
-// plugin's jobs the capabilities "read-logs" and "read-job".
+// Logs implements [orchestrator.LogReader]. With ACLs on it needs plugin { policy = "read" }, and for the namespace of
+// the plugin's jobs the capabilities "read-logs" and "read-job".
 func (o *Operator) Logs(ctx context.Context) ([]orchestrator.Log, error) {
 	plugins, err := o.plugins(ctx)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -40,27 +41,27 @@ const (
 	clientTimeout = 5 * time.Second
 )
 
-func restartOperation(what string) Operation {
-	return Operation{
+func restartOperation(what string) nomad.Operation {
+	return nomad.Operation{
 		What:   what + " through",
 		Wrong:  "the answer is not from a Nomad agent",
 		Policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
 	}
 }
 
-// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester] and a [orchestrator.Drainer]. With
-// ACLs on it needs
+// Restarts is the controller's half of planned restarts: a [orchestrator.RestartRequester] and a
+// [orchestrator.Drainer]. With ACLs on it needs
 //
 //	plugin { policy = "read" }
 //	node { policy = "write" }
 //	namespace "*" { capabilities = ["read-job", "alloc-lifecycle"] } # only to drain
 type Restarts struct {
-	options Options
+	options options
 	nodeCache
 }
 
 // NewRestarts makes the controller's half. It does no I/O.
-func NewRestarts(options Options) *Restarts { return &Restarts{options: options} }
+func NewRestarts(o nomad.Options) *Restarts { return &Restarts{options: options{o}} }
 
 // Request implements [orchestrator.RestartRequester].
 func (r *Restarts) Request(ctx context.Context, instanceID, restartID string) error {
@@ -178,14 +179,14 @@ func (r *Restarts) Report(ctx context.Context, instanceID string, report orchest
 //	plugin { policy = "read" }
 //	node { policy = "write" }
 type Listener struct {
-	options    Options
+	options    options
 	instanceID string
 	nodeCache
 }
 
 // NewListener makes the node's half. instanceID is the instance of the agent's client. It does no I/O.
-func NewListener(options Options, instanceID string) *Listener {
-	return &Listener{options: options, instanceID: instanceID}
+func NewListener(o nomad.Options, instanceID string) *Listener {
+	return &Listener{options: options{o}, instanceID: instanceID}
 }
 
 // ownNode stands for the client of the agent that gets the request.
@@ -223,8 +224,8 @@ func (l *Listener) Changes(ctx context.Context) <-chan struct{} {
 	return changes
 }
 
-// Reply implements [orchestrator.RestartListener]. When it accepts, it waits until the servers have the reply, because the
-// client stops with the guest.
+// Reply implements [orchestrator.RestartListener]. When it accepts, it waits until the servers have the reply, because
+// the client stops with the guest.
 func (l *Listener) Reply(ctx context.Context, restartID string, reply orchestrator.RestartReply) error {
 	what := "reply to a restart"
 	meta, err := l.options.read(ctx, what, ownNode)
@@ -266,7 +267,7 @@ func notRequested(restartID string) error {
 type keys map[string]*string
 
 // apply changes a client's metadata in one step, and returns all of the metadata after that step.
-func (o Options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
+func (o options) apply(ctx context.Context, what, node string, meta keys) (after map[string]string, err error) {
 	err = o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().
 			Meta().
@@ -280,7 +281,7 @@ func (o Options) apply(ctx context.Context, what, node string, meta keys) (after
 }
 
 // read reads a client's metadata from the client itself.
-func (o Options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
+func (o options) read(ctx context.Context, what, node string) (meta map[string]string, err error) {
 	err = o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		answer, err := client.Nodes().Meta().Read(node, (&api.QueryOptions{}).WithContext(ctx))
 		if err == nil {
@@ -292,13 +293,13 @@ func (o Options) read(ctx context.Context, what, node string) (meta map[string]s
 }
 
 // readClient is read of another client, with an error that names the client.
-func (o Options) readClient(ctx context.Context, node string) (map[string]string, error) {
+func (o options) readClient(ctx context.Context, node string) (map[string]string, error) {
 	return o.read(ctx, "read the metadata of "+node, node)
 }
 
 // readOrAskServers reads a client's metadata from the client. If the client does not answer, it reads from the servers,
 // which get changes some seconds later.
-func (o Options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
+func (o options) readOrAskServers(ctx context.Context, node string) (map[string]string, error) {
 	wait := clientTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)/2) // the servers need time too
@@ -320,13 +321,13 @@ type nodeInfo struct {
 }
 
 // nodeInfo reads a node from the servers. It blocks until the node is newer than an index.
-func (o Options) nodeInfo(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
+func (o options) nodeInfo(ctx context.Context, node string, after uint64) (info nodeInfo, index uint64, err error) {
 	err = o.query(ctx, "look up node "+node, "/v1/node/"+url.PathEscape(node), after, &info, &index)
 	return info, index, err
 }
 
 // awaitServers waits until the servers have this value in a client's metadata.
-func (o Options) awaitServers(ctx context.Context, node, key, value string) error {
+func (o options) awaitServers(ctx context.Context, node, key, value string) error {
 	var after uint64
 	for {
 		info, index, err := o.nodeInfo(ctx, node, after)
@@ -339,7 +340,7 @@ func (o Options) awaitServers(ctx context.Context, node, key, value string) erro
 
 // query reads an object from the servers. It blocks until the object is newer than an index. The types of package api
 // are not used: they would link everything about a job.
-func (o Options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
+func (o options) query(ctx context.Context, what, path string, after uint64, out any, index *uint64) error {
 	return o.Call(ctx, restartOperation(what), func(client *api.Client) error {
 		meta, err := client.Raw().Query(path, out, (&api.QueryOptions{WaitIndex: after}).WithContext(ctx))
 		if err == nil && index != nil {
@@ -357,7 +358,7 @@ type nodeCache struct {
 }
 
 // nodeID is the ID of an instance's node.
-func (n *nodeCache) nodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+func (n *nodeCache) nodeID(ctx context.Context, o options, instanceID string) (string, error) {
 	node, err := n.lookUpNodeID(ctx, o, instanceID)
 	if err == nil && node == "" {
 		return "", &metadata.Error{
@@ -374,7 +375,7 @@ func (n *nodeCache) nodeID(ctx context.Context, o Options, instanceID string) (s
 //
 // If the plugins of two nodes report the instance, it is not known which of them it is, and the error is a
 // [metadata.ErrConflict].
-func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID string) (string, error) {
+func (n *nodeCache) lookUpNodeID(ctx context.Context, o options, instanceID string) (string, error) {
 	healthy, others, err := o.searchNodeIDs(ctx, instanceID)
 	if err != nil {
 		return "", err
@@ -405,7 +406,7 @@ func (n *nodeCache) lookUpNodeID(ctx context.Context, o Options, instanceID stri
 
 // searchNodeIDs are the IDs of the nodes whose node plugin reports this instance. Nomad forgets the plugin of a client
 // that is down, and keeps one that does not answer, as unhealthy.
-func (o Options) searchNodeIDs(ctx context.Context, instanceID string) (healthy, others []string, err error) {
+func (o options) searchNodeIDs(ctx context.Context, instanceID string) (healthy, others []string, err error) {
 	what := "look for instance " + instanceID
 	var plugins []struct{ ID, Provider string }
 	if err := o.query(ctx, what, "/v1/plugins?type=csi", 0, &plugins, nil); err != nil {
