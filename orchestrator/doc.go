@@ -5,9 +5,12 @@
 // Package orchestrator defines what the plugin asks of an orchestrator:
 //
 //   - planned restarts: [RestartRequester], with [ClaimReporter] and [Drainer], and [RestartListener];
+//   - a volume that has moved without an unpublish: [MoveWitness];
 //   - a node's life: [StartupTaint] and [Departure];
 //   - events about the plugin's own process: [SelfReporter];
 //   - for the commands of oxide-csi: [Tracer], [Inventorist], [Examiner], [ClassLister] and [LogReader].
+//
+// [Adapter] has one field for each.
 //
 // The package contains contracts, and the words that their implementations share: events and conditions. Texts for
 // operators name Kubernetes and Nomad, but the package talks to no orchestrator and imports no CSI. How a node learns

@@ -17,7 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 const awaitDetachHelp = `oxide-csi await-detach is for the preStop hook of the node plugin's container in Kubernetes. On a Node that is given up
@@ -68,7 +68,11 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		return nodelifecycle.AwaitDetached(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), newLogger(cfg, stderr))
+		node := choice.Of(cfg).Departure
+		if node == nil {
+			return usage("await-detach needs Kubernetes: run it in the pod of the plugin, or set --kubeconfig")
+		}
+		return nodelifecycle.AwaitDetached(ctx, node, newLogger(cfg, stderr))
 	}
 	return cmd
 }

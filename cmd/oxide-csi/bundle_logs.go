@@ -13,27 +13,13 @@ import (
 	"regexp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
-
-// logReader returns the orchestrator of the settings, or nil if there is none or this process has no credentials for
-// it.
-func logReader(cfg config.Config) orchestrator.LogReader {
-	switch options := kubernetesOptions(cfg); {
-	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
-		return kubernetes.NewOperator(options)
-	case cfg.Orchestrator() == config.MetadataNomad:
-		return nomad.NewOperator(nomadOptions(cfg))
-	}
-	return nil
-}
 
 // logParts are the files of a bundle with the last lines of the plugin's logs: those that the orchestrator has, and
 // this host's journal.
 func logParts(ctx context.Context, cfg config.Config) (parts []bundlePart) {
-	if reader := logReader(cfg); reader != nil {
+	if reader := choice.Of(cfg).Logs; reader != nil {
 		logs, err := reader.Logs(ctx)
 		if err != nil {
 			parts = append(parts, bundlePart{"logs", func(context.Context) ([]byte, error) { return nil, err }})

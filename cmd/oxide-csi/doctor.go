@@ -19,8 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
@@ -85,11 +84,12 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 	}
 	node, restarts := examineHost(ctx, cfg, o.environ, log)
 	parts = append(parts, node...)
-	if examiner := newExaminer(cfg); examiner != nil {
-		parts = append(parts, func() []orchestrator.Finding { return examiner.Examine(ctx) })
-		if lister, ok := examiner.(orchestrator.ClassLister); ok {
-			parts = append(parts, func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, lister, cfg.Orchestrator()) })
-		}
+	asked := choice.Of(cfg)
+	if asked.Examiner != nil {
+		parts = append(parts, func() []orchestrator.Finding { return asked.Examiner.Examine(ctx) })
+	}
+	if asked.Classes != nil {
+		parts = append(parts, func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, asked.Classes, asked.Name) })
 	}
 	parts = append(parts, restarts...)
 	if len(parts) == 0 {
@@ -108,45 +108,6 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 		all = append(all, findings...)
 	}
 	return all, nil
-}
-
-// newExaminer returns the orchestrator of the settings, or nil if there is none or this process has no credentials for
-// it.
-func newExaminer(cfg config.Config) orchestrator.Examiner {
-	switch options := kubernetesOptions(cfg); {
-	case cfg.Orchestrator() == config.MetadataKubernetes && options.HasCredentials():
-		return kubernetes.NewOperator(options)
-	case cfg.Orchestrator() == config.MetadataNomad:
-		operator := nomad.NewOperator(nomadOptions(cfg))
-		operator.Needs = neededPolicies(cfg)
-		return operator
-	}
-	return nil
-}
-
-// neededPolicies are the policies of Nomad that this process needs: in an allocation of the plugin those of its job,
-// and elsewhere that of a user of volumes.
-func neededPolicies(cfg config.Config) (names []string) {
-	if cfg.NomadSocket == "" {
-		return []string{nomad.PolicyOperator}
-	}
-	restarts := cfg.AttachMode == config.AttachRestart
-	if cfg.Mode.Node() {
-		names = append(names, nomad.PolicyNode)
-		if restarts {
-			names = append(names, nomad.PolicyRestartNode)
-		}
-	}
-	if cfg.Mode.Controller() {
-		names = append(names, nomad.PolicyController)
-	}
-	if cfg.Mode.Controller() && restarts {
-		names = append(names, nomad.PolicyRestartController)
-		if cfg.RestartShutdown == config.ShutdownDrain {
-			names = append(names, nomad.PolicyRestartDrain)
-		}
-	}
-	return names
 }
 
 // newClockedRack makes a client of a rack that also reads the rack's clock.

@@ -15,8 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
@@ -52,13 +51,13 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		orchestrator := tracer(cfg)
-		if orchestrator == nil && (len(racks) == 0 || subject.Claim != "" || subject.Pod != "") {
+		asked := choice.Of(cfg).Tracer
+		if asked == nil && (len(racks) == 0 || subject.Claim != "" || subject.Pod != "") {
 			return usage(
 				"explain needs an orchestrator for this: set --kubeconfig or NOMAD_ADDR; for a volume ID the settings of a rack are enough",
 			)
 		}
-		explained, err := diagnose.Explain(cmd.Context(), subject, orchestrator, racks, cfg.ClusterID, guestOf(cfg))
+		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guestOf(cfg))
 		if err != nil {
 			return err
 		}
@@ -67,17 +66,6 @@ func explainCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		}
 		return printTable(o.stdout, func(w io.Writer) { printExplanation(w, explained) })
 	})
-}
-
-// tracer returns the orchestrator of the settings, or nil.
-func tracer(cfg config.Config) orchestrator.Tracer {
-	switch cfg.Orchestrator() {
-	case config.MetadataKubernetes:
-		return kubernetes.NewOperator(kubernetesOptions(cfg))
-	case config.MetadataNomad:
-		return nomad.NewOperator(nomadOptions(cfg))
-	}
-	return nil
 }
 
 func parseSubject(text string) (orchestrator.Subject, error) {

@@ -19,8 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 const orphansHelp = `orphans lists the disks, snapshots and records of this cluster on the rack that no PersistentVolume, no
@@ -90,11 +89,8 @@ func orphansCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 
 // inventorist returns the orchestrator of the settings.
 func inventorist(cfg config.Config) (orchestrator.Inventorist, error) {
-	switch cfg.Orchestrator() {
-	case config.MetadataKubernetes:
-		return kubernetes.NewOperator(kubernetesOptions(cfg)), nil
-	case config.MetadataNomad:
-		return nomad.NewOperator(nomadOptions(cfg)), nil
+	if known := choice.Of(cfg).Inventory; known != nil {
+		return known, nil
 	}
 	return nil, usage("no orchestrator is set, which knows the volumes: set --kubeconfig, or NOMAD_ADDR")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 // provider builds the provider of this node's identity: the operator's explicit values, then the sources that the
@@ -58,35 +59,13 @@ func sources(cfg config.Config) []string {
 func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider {
 	switch name {
 	case config.MetadataKubernetes:
-		return kubernetes.New(kubernetesOptions(cfg))
+		return kubernetes.New(choice.Kubernetes(cfg))
 	case config.MetadataNomad:
-		return nomad.New(nomadOptions(cfg))
+		return nomad.New(choice.Nomad(cfg))
 	}
 	opts := guest.Options{Sys: cfg.SysRoot, Log: log}
 	if cfg.SysRoot == "/sys" {
 		opts.CloudInit = guest.CloudInit // with another /sys, this file may belong to another machine
 	}
 	return guest.New(opts)
-}
-
-// kubernetesOptions are the options for Kubernetes: this Node, and how to reach the API server.
-func kubernetesOptions(cfg config.Config) kubernetes.Options {
-	return kubernetes.Options{
-		NodeName: cfg.NodeName, Kubeconfig: cfg.Kubeconfig, Host: cfg.KubernetesHost, Port: cfg.KubernetesPort,
-		RackLabel: cfg.RackLabel,
-	}
-}
-
-// nomadOptions are the options for reaching the Nomad agent.
-func nomadOptions(cfg config.Config) nomad.Options {
-	return nomad.Options{
-		Socket:        cfg.NomadSocket,
-		Address:       cfg.NomadAddress,
-		TokenFile:     cfg.NomadTokenFile,
-		Token:         cfg.NomadToken.Reveal(),
-		CACert:        cfg.NomadCACert,
-		ClientCert:    cfg.NomadClientCert,
-		ClientKey:     cfg.NomadClientKey,
-		TLSServerName: cfg.NomadTLSServerName,
-	}
 }

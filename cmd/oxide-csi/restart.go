@@ -18,9 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/shutdown"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 // plannedRestarts returns the options for planned restarts, or nil in attach mode hot. The configuration is valid.
@@ -43,7 +41,7 @@ func plannedRestarts(
 		Options: restart.Options{
 			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
-			Requester:   newRequester(cfg),
+			Requester:   choice.Of(cfg).Restarts,
 			Self:        ownInstance(ctx, cfg, background, log),
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,
@@ -84,46 +82,6 @@ func ownInstance(ctx context.Context, cfg config.Config, background *tasks, log 
 	}
 }
 
-// newRequester returns what the controller uses to request restarts of nodes. It returns nil without an orchestrator.
-func newRequester(cfg config.Config) orchestrator.RestartRequester {
-	switch cfg.Orchestrator() {
-	case config.MetadataKubernetes:
-		return kubernetes.NewRestarts(kubernetesOptions(cfg))
-	case config.MetadataNomad:
-		return nomad.NewRestarts(nomadOptions(cfg))
-	}
-	return nil
-}
-
-// newSelfReporter returns what the controller uses to publish events about itself. It returns nil without Kubernetes: a
-// plugin cannot write events of its own allocation in Nomad.
-func newSelfReporter(cfg config.Config) orchestrator.SelfReporter {
-	if cfg.Orchestrator() != config.MetadataKubernetes {
-		return nil
-	}
-	return kubernetes.NewSelf(kubernetesOptions(cfg))
-}
-
-// newOrchestrator returns what the controller asks for the users of a volume. It returns nil without Nomad: Kubernetes
-// never leaves an unpublish out.
-func newOrchestrator(cfg config.Config) controller.Orchestrator {
-	if cfg.Orchestrator() != config.MetadataNomad {
-		return nil
-	}
-	return nomad.NewOperator(nomadOptions(cfg))
-}
-
-// newListener returns what the node uses to receive restart requests. It returns nil without an orchestrator.
-func newListener(cfg config.Config, instanceID string) orchestrator.RestartListener {
-	switch cfg.Orchestrator() {
-	case config.MetadataKubernetes:
-		return kubernetes.NewListener(kubernetesOptions(cfg))
-	case config.MetadataNomad:
-		return nomad.NewListener(nomadOptions(cfg), instanceID)
-	}
-	return nil
-}
-
 // powerOffMethod returns the configured method of powering off the guest. The configuration is valid.
 func powerOffMethod(cfg config.Config) shutdown.PowerOffMethod {
 	if signal, _ := cfg.PoweroffSignal(); signal != 0 {
@@ -157,8 +115,8 @@ func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.P
 	if err != nil {
 		return // ctx has ended.
 	}
-	listener := newListener(cfg, self.ID)
-	if listener == nil {
+	asked := choice.Of(cfg)
+	if asked.Listener == nil {
 		log.Warn("this node gets no restart requests: neither Kubernetes nor Nomad is configured; " +
 			"the controller can only stop the instance, with --restart-shutdown=hard")
 		return
@@ -168,11 +126,11 @@ func replyToRestarts(ctx context.Context, cfg config.Config, identity metadata.P
 		instanceID:     self.ID,
 		firmware:       guest.New(guest.Options{Sys: cfg.SysRoot}),
 	}
-	agent, err := shutdown.New(listener, method, cfg.BootIDFile, shutdown.Uptime, log)
+	agent, err := shutdown.New(asked.Listener(self.ID), method, cfg.BootIDFile, shutdown.Uptime, log)
 	if err != nil {
 		log.Error("this node does not reply to restart requests", "error", err)
 		return
 	}
-	log.Info("replying to restart requests", "orchestrator", cfg.Orchestrator(), "poweroff", cfg.RestartPoweroff)
+	log.Info("replying to restart requests", "orchestrator", asked.Name, "poweroff", cfg.RestartPoweroff)
 	agent.Run(ctx)
 }

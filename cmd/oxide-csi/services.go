@@ -25,7 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
 // services are what the plugin serves.
@@ -90,14 +90,15 @@ func buildController(
 		racks, checks = append(racks, client), append(checks, answers)
 		background.run("check rack "+client.Name(), func() { watchRack(ctx, client, answers, log) })
 	}
+	asked := choice.Of(cfg)
 	service := controller.New(controller.Options{
 		Racks:        racks,
 		Cluster:      cfg.ClusterID,
 		MaxDisks:     cfg.MaxDisks,
 		DetachGrace:  cfg.DetachGrace,
 		Restarts:     plannedRestarts(ctx, cfg, background, log),
-		Orchestrator: newOrchestrator(cfg),
-		Self:         newSelfReporter(cfg),
+		Orchestrator: asked.Moves,
+		Self:         asked.Self,
 		Metrics:      measured,
 		Log:          log,
 	})
@@ -145,9 +146,13 @@ func buildNode(
 	if cfg.RestartsPlanned() {
 		background.run("reply to restart requests", func() { replyToRestarts(ctx, cfg, identity, log) })
 	}
-	if cfg.StartupTaint != "" {
+	switch taint := choice.Of(cfg).StartupTaint; {
+	case cfg.StartupTaint == "":
+	case taint == nil:
+		log.Error("the startup taint stays: this is not a pod of Kubernetes, and no --kubeconfig is set")
+	default:
 		background.run("remove the startup taint", func() {
-			nodelifecycle.ClearTaint(ctx, kubernetes.NewNode(kubernetesOptions(cfg)), cfg.StartupTaint, identity, log)
+			nodelifecycle.ClearTaint(ctx, taint, cfg.StartupTaint, identity, log)
 		})
 	}
 	return node.New(node.Options{

@@ -26,6 +26,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -43,7 +44,7 @@ type deferring struct {
 	*bubbleRig
 	service *controller.Service
 	// orchestrator is for the next controller. It may be nil.
-	orchestrator controller.Orchestrator
+	orchestrator orchestrator.MoveWitness
 	// stop ends what the controller does beside the RPCs.
 	stop  func()
 	nodes [2]string

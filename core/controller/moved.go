@@ -12,14 +12,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// Orchestrator is one that can leave an unpublish out: Nomad does that when a job stops while no controller runs
-// (docs/explanation/nomad.md).
-type Orchestrator interface {
-	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
-	// false or an error if that is not certain. Both are node IDs.
-	Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error)
-}
-
 // orchestratorTimeout is how long the orchestrator may take to answer. Nomad sends one RPC at a time for all volumes of
 // a cluster.
 const orchestratorTimeout = 5 * time.Second

@@ -1,0 +1,48 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package orchestrator
+
+import "context"
+
+// Adapter is what the plugin uses of one orchestrator. A field is nil if the orchestrator cannot do this, or if the
+// plugin does not need it there. The zero value stands for a host without an orchestrator. docs/development has a page
+// about adding one.
+type Adapter struct {
+	// Name is [Kubernetes], [Nomad] or [None].
+	Name string
+
+	// The controller uses these.
+
+	// Restarts requests planned restarts. It can also be a [ClaimReporter] and a [Drainer].
+	Restarts RestartRequester
+	// Self publishes events about the controller's own process.
+	Self SelfReporter
+	// Moves says that a volume has moved to another node without an unpublish.
+	Moves MoveWitness
+
+	// The node plugin uses these.
+
+	// Listener makes the node's half of planned restarts, for the instance of this node.
+	Listener func(instanceID string) RestartListener
+	// StartupTaint and Departure are about the node of this process.
+	StartupTaint StartupTaint
+	Departure    Departure
+
+	// The commands of an operator use these. Examiner and Logs are also nil if this process has no credentials.
+
+	Tracer    Tracer
+	Inventory Inventorist
+	Examiner  Examiner
+	Classes   ClassLister
+	Logs      LogReader
+}
+
+// MoveWitness is an orchestrator that can leave an unpublish out: Nomad does that when a job stops while no controller runs
+// (docs/explanation/nomad.md).
+type MoveWitness interface {
+	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
+	// false or an error if that is not certain. Both are node IDs.
+	Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error)
+}
