@@ -71,6 +71,8 @@ func TestLinks(t *testing.T) {
 		module + "/core/device/devicetest",
 		module + "/core/metrics/metricstest",
 		module + "/metadata/metadatatest",
+		module + "/metadata/kubernetes/kubetest",
+		module + "/orchestrator/orchestratortest",
 		"testing",
 		"github.com/kubernetes-csi/csi-test",
 		"github.com/getkin/kin-openapi",
@@ -91,13 +93,23 @@ func TestLinks(t *testing.T) {
 		hasNot        []string
 	}{
 		{"core", module + "/core", "google.golang.org/grpc", slices.Concat(orchestrators, tests)},
+		{"what drives an orchestrator", module + "/orchestrator", module + "/orchestrator", []string{
+			module + "/core", module + "/metadata", "google.golang.org/grpc",
+		}},
+		{"the choice of an orchestrator", module + "/orchestrator/choice", module + "/orchestrator/nomad", []string{
+			module + "/core/controller", module + "/core/node", module + "/core/rack", module + "/admin",
+		}},
 		{"the node", module + "/core/node", module + "/core/rack/diskname", []string{
 			module + "/core/rack", "!" + module + "/core/rack/diskname", module + "/core/restart", module + "/core/controller", "github.com/oxidecomputer/oxide.go",
 		}},
 		{"the controller", module + "/core/controller", module + "/core/rack", []string{
 			module + "/core/device", module + "/core/mount", module + "/core/hostexec", module + "/core/node", "k8s.io/mount-utils",
 		}},
-		{"all packages below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide", orchestrators},
+		{"all packages below core", module + "/core/...", "github.com/oxidecomputer/oxide.go/oxide",
+			slices.Concat(orchestrators, []string{
+				module + "/admin", module + "/orchestrator/kubernetes", module + "/orchestrator/nomad",
+				module + "/orchestrator/choice",
+			})},
 		// A typed clientset links the types of the whole API and would double the size of the program. Buckets are another
 		// program's: the plugin does not grow by them.
 		{"the plugin", module + "/cmd/oxide-csi", "k8s.io/client-go/rest",
@@ -145,6 +157,12 @@ func TestImports(t *testing.T) {
 			func(path string) bool { return within(path, "github.com/oxidecomputer/oxide.go") }, []string{module + "/core/rack"}},
 		{"Kubernetes' client", func(path string) bool { return !within(path, module+"/test") },
 			func(path string) bool { return within(path, "k8s.io/client-go") }, []string{module + "/metadata/kubernetes"}},
+		{"the adapters", func(path string) bool { return true },
+			func(path string) bool {
+				return path == module+"/orchestrator/kubernetes" || path == module+"/orchestrator/nomad"
+			}, []string{module + "/orchestrator/choice"}},
+		{"the commands of operators", ships, func(path string) bool { return path == module+"/admin" },
+			[]string{module + "/cmd/oxide-csi"}},
 		{"Prometheus' client", ships,
 			func(path string) bool { return within(path, "github.com/prometheus") }, []string{module + "/core/metrics"}},
 		{"Nomad's client", func(path string) bool { return !within(path, module+"/test") },
@@ -194,8 +212,17 @@ func TestSimulatorStandsAlone(t *testing.T) {
 	}
 }
 
-// A metadata provider imports package metadata, and neither CSI nor another provider.
+// A metadata provider imports package metadata, and neither CSI nor another provider. The adapters of orchestrators
+// import the contract and their provider's client.
 func TestProvidersImportMetadataOnly(t *testing.T) {
+	for _, name := range []string{"kubernetes", "nomad"} {
+		for _, imported := range goList(t, false, module+"/orchestrator/"+name)[0].Imports {
+			if within(imported, module) &&
+				!slices.Contains([]string{module + "/metadata", module + "/metadata/" + name, module + "/orchestrator"}, imported) {
+				t.Errorf("orchestrator/%s imports %s", name, imported)
+			}
+		}
+	}
 	providers := 0
 	for _, p := range goList(t, false, module+"/metadata/...") {
 		if p.ImportPath == module+"/metadata" {
@@ -207,8 +234,12 @@ func TestProvidersImportMetadataOnly(t *testing.T) {
 			continue
 		}
 		providers++
+		own := []string{module + "/metadata"}
+		if strings.HasSuffix(p.ImportPath, "test") {
+			own = append(own, module+"/metadata/metadatatest", strings.TrimSuffix(p.ImportPath, "/kubetest"))
+		}
 		for _, imported := range p.Imports {
-			if within(imported, module) && imported != module+"/metadata" {
+			if within(imported, module) && !slices.Contains(own, imported) {
 				t.Errorf("%s imports %s", p.ImportPath, imported)
 			}
 			if within(imported, "google.golang.org/grpc") || within(imported, "github.com/container-storage-interface/spec") {

@@ -3,8 +3,8 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Package core serves the Container Storage Interface for the disks of Oxide racks: the Identity, Controller and Node
-// services on one unix socket. It knows no orchestrator; what differs between orchestrators is in package metadata and
-// under deploy/.
+// services on one unix socket. It calls no orchestrator; what differs between orchestrators is in package orchestrator
+// and under deploy/.
 //
 // # The calls, and what a rack offers for them
 //

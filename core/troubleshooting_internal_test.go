@@ -23,7 +23,7 @@ func TestEveryErrorHasAnEntry(t *testing.T) {
 	}
 	for _, row := range codeTable {
 		if !strings.Contains(entries, "\n| `"+row.err.Error()+"` | ") {
-			t.Errorf("%s has no entry for %q: add it to cmd/oxide-csi/diagnose/errors.go", page, row.err)
+			t.Errorf("%s has no entry for %q: add it to admin/diagnose/errors.go", page, row.err)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/nodelifecycle"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
@@ -37,7 +38,7 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		Short:   "Wait until a Kubernetes Node that is given up has no volumes",
 		Long:    awaitDetachHelp,
 		Example: `  oxide-csi await-detach --node-name=worker-1 --timeout=2m`,
-		Args:    noArgs,
+		Args:    admin.NoArgs,
 	}
 	flags := cmd.Flags()
 	config.IdentityFlags(flags)
@@ -70,7 +71,7 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		defer cancel()
 		node := choice.Of(cfg).Departure
 		if node == nil {
-			return usage("await-detach needs Kubernetes: run it in the pod of the plugin, or set --kubeconfig")
+			return admin.Usage("await-detach needs Kubernetes: run it in the pod of the plugin, or set --kubeconfig")
 		}
 		return nodelifecycle.AwaitDetached(ctx, node, newLogger(cfg, stderr))
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 )
 
 // eachCommand visits every command that the program declares. Those of completion and help are cobra's.
@@ -79,6 +81,19 @@ func TestEveryArgumentIsCompleted(t *testing.T) {
 	})
 }
 
+// No escape sequence reaches the terminal, wherever it comes from.
+func TestOutputIsPrintable(t *testing.T) {
+	for _, args := range [][]string{{"--no-such-\x1b[2Jflag"}, {"volume", "list", "--socket=/none/\x1b]0;title\a"}} {
+		var out, err strings.Builder
+		if code := run("oxide-csi", args, nil, &out, &err); code == 0 {
+			t.Errorf("%q succeeded", args)
+		}
+		if text := out.String() + err.String(); text == "" || strings.ContainsAny(text, "\x1b\a") {
+			t.Errorf("%q printed %q", args, text)
+		}
+	}
+}
+
 // Words of other programs lead to the command.
 func TestSimilarCommandsAreSuggested(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
@@ -99,7 +114,7 @@ func TestSimilarCommandsAreSuggested(t *testing.T) {
 	} {
 		var out, err strings.Builder
 		code := run("oxide-csi", strings.Fields(test.args), nil, &out, &err)
-		if code != exitConfig || out.Len() > 0 || !strings.Contains(err.String(), test.want) {
+		if code != admin.ExitConfig || out.Len() > 0 || !strings.Contains(err.String(), test.want) {
 			t.Errorf("%s: exit code %d, %q", test.args, code, err.String())
 		}
 	}
@@ -127,7 +142,7 @@ func TestKubectlPluginHasTheKubeconfig(t *testing.T) {
 		"/one": {"HOME=" + home, "KUBECONFIG=/one:/two"},
 		"/own": {"HOME=" + home, "KUBECONFIG=/one", "OXIDE_CSI_KUBECONFIG=/own"},
 	} {
-		if got := getenv(withKubeconfig(environ), "OXIDE_CSI_KUBECONFIG"); got != want {
+		if got := admin.Getenv(withKubeconfig(environ), "OXIDE_CSI_KUBECONFIG"); got != want {
 			t.Errorf("%q: %s, want %s", environ, got, want)
 		}
 	}
@@ -168,7 +183,7 @@ func TestKubectlPlugin(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	var out, err strings.Builder
-	if code := run("kubectl-oxide", []string{"explian"}, nil, &out, &err); code != exitConfig ||
+	if code := run("kubectl-oxide", []string{"explian"}, nil, &out, &err); code != admin.ExitConfig ||
 		!strings.Contains(err.String(), "did you mean kubectl oxide explain?") {
 		t.Errorf("exit code %d, %q", code, err.String())
 	}

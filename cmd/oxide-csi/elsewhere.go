@@ -7,16 +7,11 @@
 package main
 
 import (
-	"context"
 	"io"
-	"log/slog"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 )
 
 // Elsewhere than on Linux, such as on an operator's macOS, the program has no plugin. It has the commands that need
@@ -29,25 +24,8 @@ func addPlugin(root *cobra.Command, _ []string, _, _ io.Writer) {
 		root.AddCommand(&cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				return usage("%s needs the plugin: run it on a host of the plugin or in its container", cmd.CommandPath())
+				return admin.Usage("%s needs the plugin: run it on a host of the plugin or in its container", cmd.CommandPath())
 			},
 		})
 	}
-}
-
-// hideNodeFlags hides the flags that only a node uses. They stay valid, because one file of settings can serve several
-// machines.
-func hideNodeFlags(flags *pflag.FlagSet) {
-	for _, name := range []string{
-		"mode", "state-dir", "instance-id", "metadata", "metadata-file", "attach-mode", "max-disks", "node-name",
-		"kubelet-registration-dir",
-	} {
-		flags.Lookup(name).Hidden = true
-	}
-}
-
-func guestOf(config.Config) diagnose.Guest { return nil }
-
-func examineHost(context.Context, config.Config, []string, *slog.Logger) (node, restarts []func() []orchestrator.Finding) {
-	return nil, nil
 }

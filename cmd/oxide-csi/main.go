@@ -14,12 +14,12 @@
 //   - main.go, help.go: the commands and their help; man.go: their man pages, for a release
 //   - serve.go: builds the plugin, serves, and stops at a signal; notify.go: tells systemd of its state
 //   - services.go: builds the controller service and the node service
-//   - provider.go, restart.go: build their parts for node identity and planned restarts
+//   - provider.go, rack.go, restart.go: build their parts for node identity, racks and planned restarts
 //   - http.go: health and metrics
-//   - host.go: adds the plugin and the commands for its host, on Linux; elsewhere.go: its counterpart on macOS
-//   - metadata.go, await_detach.go, ready.go, volume.go, snapshot.go: the commands for the plugin's host
-//   - complete.go: what shells complete; output.go: tables, JSON and texts that are safe for a terminal
-//   - operator.go, doctor.go, explain.go, orphans.go, bundle.go, bundle_logs.go: the commands of an operator
+//   - host.go: adds the plugin and its own commands, on Linux; elsewhere.go: its counterpart on macOS
+//   - metadata.go, await_detach.go, ready.go: the commands for the plugin's pod
+//
+// Package admin has the commands of an operator.
 package main
 
 import (
@@ -34,17 +34,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
 // version is set by the linker.
 var version = "devel"
-
-// Exit codes.
-const (
-	exitFailed = 1
-	exitConfig = 2
-)
 
 func main() {
 	os.Exit(run(os.Args[0], os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
@@ -52,7 +47,7 @@ func main() {
 
 // run runs the program. name is the name by which it was started.
 func run(name string, args, environ []string, stdout, stderr io.Writer) int {
-	stdout, stderr = printable{stdout}, printable{stderr}
+	stdout, stderr = admin.Printable{Writer: stdout}, admin.Printable{Writer: stderr}
 	isKubectlPlugin := filepath.Base(name) == kubectlPlugin
 	if isKubectlPlugin {
 		environ = withKubeconfig(environ)
@@ -72,14 +67,14 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 		for _, problem := range problems {
 			fmt.Fprintln(stderr, problem)
 		}
-		return exitConfig
+		return admin.ExitConfig
 	}
 	fmt.Fprintf(stderr, "oxide-csi: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	var exit exitError
+	var exit admin.ExitError
 	if errors.As(err, &exit) {
-		return exit.code
+		return exit.Code
 	}
-	return exitFailed
+	return admin.ExitFailed
 }
 
 // kubectlPlugin is the name of a link to this program with which kubectl runs it as "kubectl oxide".
@@ -98,11 +93,11 @@ func withoutPlugin(root *cobra.Command) {
 // files in KUBECONFIG only the first is used.
 func withKubeconfig(environ []string) []string {
 	const own = "OXIDE_CSI_KUBECONFIG"
-	if getenv(environ, own) != "" {
+	if admin.Getenv(environ, own) != "" {
 		return environ
 	}
-	file := getenv(environ, "HOME") + "/.kube/config"
-	if named := filepath.SplitList(getenv(environ, "KUBECONFIG")); len(named) > 0 {
+	file := admin.Getenv(environ, "HOME") + "/.kube/config"
+	if named := filepath.SplitList(admin.Getenv(environ, "KUBECONFIG")); len(named) > 0 {
 		file = named[0]
 	} else if _, err := os.Stat(file); err != nil {
 		return environ
@@ -114,7 +109,7 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "oxide-csi",
 		Version:       version,
-		Args:          noArgs,
+		Args:          admin.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -125,20 +120,22 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 		return config.Problems{config.FlagProblem(err)}
 	})
 	addPlugin(root, environ, stdout, stderr)
-	root.AddCommand(
-		doctorCommand(environ, stdout, stderr),
-		explainCommand(environ, stdout, stderr),
-		orphansCommand(environ, stdout, stderr),
-		bundleCommand(environ, stdout, stderr),
-		&cobra.Command{
-			Use:     "version",
-			Short:   "Print the version",
-			Example: `  oxide-csi version`,
-			Args:    noArgs,
-			Run:     func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
-		},
-	)
+	root.AddCommand(admin.Commands(program(environ, stdout, stderr))...)
+	root.AddCommand(&cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: `  oxide-csi version`,
+		Args:    admin.NoArgs,
+		Run:     func(*cobra.Command, []string) { fmt.Fprintf(stdout, "oxide-csi version %s\n", version) },
+	})
 	return root
+}
+
+// program is what the commands of an operator need of this program.
+func program(environ []string, stdout, stderr io.Writer) admin.Program {
+	return admin.Program{
+		Version: version, Environ: environ, Stdout: stdout, Stderr: stderr, NewRack: newRackThrough, Sources: identitySources,
+	}
 }
 
 // helpNewcomer prints the help for a user who started the program to see what it is: neither mode nor endpoint is set
@@ -150,78 +147,4 @@ func helpNewcomer(cmd *cobra.Command, stderr io.Writer, err error) {
 		_ = cmd.Help() // as for any output, nothing can report that it was not written
 		fmt.Fprintln(stderr)
 	}
-}
-
-// noArgs rejects what is not a subcommand, and suggests one.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	advice := "see " + cmd.CommandPath() + " --help"
-	if similar := similarCommand(cmd, args[0]); similar != "" {
-		advice = "did you mean " + cmd.CommandPath() + " " + similar + "?"
-	}
-	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
-}
-
-// similarCommand returns the subcommand that lists a word in SuggestFor, or one with a similar name, or "". The list
-// comes first: umount is nearer to mount than to unmount.
-func similarCommand(cmd *cobra.Command, word string) string {
-	for _, sub := range cmd.Commands() {
-		if slices.Contains(sub.SuggestFor, word) {
-			return sub.Name()
-		}
-	}
-	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
-	if len(word) > 5 {
-		cmd.SuggestionsMinimumDistance = 2 // or two are exchanged
-	}
-	if similar := cmd.SuggestionsFor(word); len(similar) > 0 {
-		return similar[0]
-	}
-	return ""
-}
-
-// exactly requires these arguments, and rejects empty ones.
-func exactly(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != len(names) {
-			return usage(
-				"%s needs %s, not %d arguments: see %s --help",
-				cmd.CommandPath(),
-				strings.Join(names, " and "),
-				len(args),
-				cmd.CommandPath(),
-			)
-		}
-		for i, arg := range args {
-			if arg == "" {
-				return usage("%s: %s is empty: see %s --help", cmd.CommandPath(), names[i], cmd.CommandPath())
-			}
-		}
-		return nil
-	}
-}
-
-// usage returns an error of the command line, which ends the process with exit code 2.
-func usage(format string, args ...any) error {
-	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
-}
-
-// exitError is an error with its own exit code.
-type exitError struct {
-	code int
-	error
-}
-
-func (e exitError) Unwrap() error { return e.error }
-
-// getenv returns the value of a variable, or "" if it is not set.
-func getenv(environ []string, name string) string {
-	for _, entry := range environ {
-		if value, ok := strings.CutPrefix(entry, name+"="); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
@@ -51,7 +52,7 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 		Long:  metadataHelp,
 		Example: `  oxide-csi metadata
   oxide-csi metadata --provider=kubernetes --node-name=worker-1 --output=/run/oxide-csi/metadata`,
-		Args: noArgs,
+		Args: admin.NoArgs,
 	}
 	flags := cmd.Flags()
 	config.IdentityFlags(flags)
@@ -145,7 +146,7 @@ func awaitInstance(
 		return again
 	})
 	if errors.Is(err, metadata.ErrNotReady) {
-		return metadata.Instance{}, exitError{exitNotReady, fmt.Errorf("no source answered: %w", reason)}
+		return metadata.Instance{}, admin.Exit(exitNotReady, fmt.Errorf("no source answered: %w", reason))
 	}
 	return instance, err
 }

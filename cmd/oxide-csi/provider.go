@@ -55,6 +55,14 @@ func sources(cfg config.Config) []string {
 	return []string{cfg.Metadata}
 }
 
+// identitySources are these sources with their providers.
+func identitySources(cfg config.Config, log *slog.Logger) (all []auto.Source) {
+	for _, name := range sources(cfg) {
+		all = append(all, auto.Source{Name: name, Provider: source(name, cfg, log)})
+	}
+	return all
+}
+
 // source builds the provider with a name. The configuration was validated, so the name is known.
 func source(name string, cfg config.Config, log *slog.Logger) metadata.Provider {
 	switch name {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/admin"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 )
 
@@ -41,7 +42,7 @@ func readyCommand(stdout io.Writer) *cobra.Command {
 		Short:   "Ask a running plugin whether it is ready, and why not",
 		Long:    readyHelp,
 		Example: `  oxide-csi ready --http-endpoint=:9808`,
-		Args:    noArgs,
+		Args:    admin.NoArgs,
 	}
 	cmd.Flags().StringVar(&address, "http-endpoint", "", "the plugin's --http-endpoint, such as :9808")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/diagnose"
+	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 

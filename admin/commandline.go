@@ -1,0 +1,98 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package admin
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+)
+
+// Exit codes.
+const (
+	ExitFailed = 1
+	ExitConfig = 2
+)
+
+// NoArgs rejects what is not a subcommand, and suggests one.
+func NoArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	advice := "see " + cmd.CommandPath() + " --help"
+	if similar := similarCommand(cmd, args[0]); similar != "" {
+		advice = "did you mean " + cmd.CommandPath() + " " + similar + "?"
+	}
+	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
+}
+
+// similarCommand returns the subcommand that lists a word in SuggestFor, or one with a similar name, or "". The list
+// comes first: umount is nearer to mount than to unmount.
+func similarCommand(cmd *cobra.Command, word string) string {
+	for _, sub := range cmd.Commands() {
+		if slices.Contains(sub.SuggestFor, word) {
+			return sub.Name()
+		}
+	}
+	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
+	if len(word) > 5 {
+		cmd.SuggestionsMinimumDistance = 2 // or two are exchanged
+	}
+	if similar := cmd.SuggestionsFor(word); len(similar) > 0 {
+		return similar[0]
+	}
+	return ""
+}
+
+// exactly requires these arguments, and rejects empty ones.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return Usage(
+				"%s needs %s, not %d arguments: see %s --help",
+				cmd.CommandPath(),
+				strings.Join(names, " and "),
+				len(args),
+				cmd.CommandPath(),
+			)
+		}
+		for i, arg := range args {
+			if arg == "" {
+				return Usage("%s: %s is empty: see %s --help", cmd.CommandPath(), names[i], cmd.CommandPath())
+			}
+		}
+		return nil
+	}
+}
+
+// Usage returns an error of the command line, which ends the process with exit code 2.
+func Usage(format string, args ...any) error {
+	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
+}
+
+// ExitError is an error with its own exit code.
+type ExitError struct {
+	Code int
+	error
+}
+
+// Exit returns an error that ends the process with an exit code.
+func Exit(code int, err error) error { return ExitError{code, err} }
+
+func (e ExitError) Unwrap() error { return e.error }
+
+// Getenv returns the value of a variable, or "" if it is not set.
+func Getenv(environ []string, name string) string {
+	for _, entry := range environ {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,62 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+//go:build linux
+
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+)
+
+// restartNext are the next steps for a planned restart that has not begun, by the reason.
+// The others begin by themselves.
+var restartNext = map[restart.Reason]string{
+	restart.ReasonHours:   "wait for the hours, or change --restart-hours",
+	restart.ReasonPolicy:  "stop and start the instance yourself, or allow the restart: docs/how-to/planned-restarts.md",
+	restart.ReasonRefused: "remove what the node names; the restart is tried again after the cool-down",
+	restart.ReasonSelf:    "see the controller's log: it must know which instance it runs on",
+	restart.ReasonState:   "see the instance in the rack's console: start it, or delete its node in the orchestrator",
+}
+
+// ExamineRestarts looks at the planned restarts of a controller, and why those have not begun that have not.
+func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Finding {
+	e := &examination{area: "restarts"}
+	needed := 0
+	for _, r := range restarts {
+		if r.Reason == "" {
+			continue // nothing waits for it
+		}
+		needed++
+		looked, since := "instance "+cmp.Or(r.NodeName, r.NodeID), ""
+		if !r.Since.IsZero() {
+			since = fmt.Sprintf(" since %s", now.Sub(r.Since).Round(time.Second))
+		}
+		switch next := restartNext[r.Reason]; {
+		case r.Reason == restart.ReasonUnderWay:
+			e.ok(looked, "is being restarted%s: %s", since, r.Message)
+		case next != "":
+			e.warn(looked, next, "its restart has not begun%s (%s): %s", since, r.Reason, r.Message)
+		default:
+			e.ok(looked, "its restart begins by itself; it waits%s (%s): %s", since, r.Reason, r.Message)
+		}
+	}
+	if needed == 0 {
+		e.ok("planned restarts", "no instance needs one, as far as this controller knows")
+	}
+	return e.findings
+}
+
+// RestartsUnknown is the finding if the controller at a socket does not answer.
+func RestartsUnknown(socket string, err error) []orchestrator.Finding {
+	e := &examination{area: "restarts"}
+	e.warn("planned restarts", "see the controller's log", "the controller at %s does not answer: %s", socket, err)
+	return e.findings
+}

@@ -1,0 +1,115 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+//go:build linux
+
+package admin
+
+import (
+	"cmp"
+	"io"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+)
+
+// printRestarts prints the restart of each node: its status, and the disks it attaches and detaches.
+func printRestarts(w io.Writer, list client.VolumeList) {
+	names := map[string]string{} // of volumes
+	for _, v := range list.Volumes {
+		names[v.ID] = v.UsableName()
+	}
+	line(w)
+	for _, r := range list.Restarts {
+		line(
+			w,
+			"node "+cmp.Or(list.NodeNames[r.InstanceID], r.InstanceID)+" "+cmp.Or(
+				describeStatus(r.Reason, r.Message),
+				"needs no restart, but its next restart will",
+			)+":",
+		)
+		for _, pending := range r.Attach {
+			volume := cmp.Or(names[pending.VolumeID], pending.VolumeID)
+			line(w, "  attach "+volume+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
+		}
+		for _, disk := range r.Detach {
+			line(w, "  detach "+cmp.Or(names[disk], disk)+", which is no longer published there")
+		}
+	}
+	if len(list.Restarts) == 0 {
+		line(
+			w,
+			"no node needs a restart, as far as this controller knows: another replica may have got requests",
+		)
+		return
+	}
+	line(w, "this is what one controller knows: another replica may have got requests for other volumes")
+}
+
+// printVolumeRestart prints the restart that attaches a volume, and the restart that detaches it from its previous
+// node.
+func printVolumeRestart(w io.Writer, v client.Volume) {
+	if pending := v.WaitsFor; pending != nil {
+		line(
+			w,
+			"waits:",
+			"to be attached to "+client.NodeText(pending.NodeName, pending.NodeID)+describeRequest(
+				pending.RequestedSince,
+				pending.LastRequested,
+				pending.Problem,
+			),
+		)
+		printStatus(w, pending.Restart)
+	} else if v.NodeID == "" {
+		line(
+			w,
+			"waits:",
+			"for nothing, as far as this controller knows: another replica may have got a request for the volume",
+		)
+	}
+	if detaching := v.StillOn; detaching != nil {
+		line(
+			w,
+			"still on:",
+			client.NodeText(
+				detaching.NodeName,
+				detaching.NodeID,
+			)+", where it is no longer published: the next restart of that node detaches it",
+		)
+		printStatus(w, *detaching)
+	}
+}
+
+// printStatus prints the status of a restart, if the node needs one.
+func printStatus(w io.Writer, r client.Restart) {
+	if text := describeStatus(r.Reason, r.Message); text != "" {
+		line(w, "restart:", client.NodeText(r.NodeName, r.NodeID)+" "+text)
+	}
+}
+
+// describeStatus describes the status of a node's restart, or returns "" if the node needs none.
+func describeStatus(reason restart.Reason, message string) string {
+	switch reason {
+	case "":
+		return ""
+	case restart.ReasonUnderWay:
+		return "is being restarted (" + message + ")"
+	case restart.ReasonPolicy:
+		return "would be restarted (" + message + ")"
+	}
+	return "needs a restart, which has not started (" + message + ")"
+}
+
+// describeRequest describes since when an attach is requested, and what prevents it.
+func describeRequest(since, last time.Time, problem string) string {
+	text := ""
+	if !since.IsZero() {
+		text = ", requested since " + since.UTC().Format(time.RFC3339) + ", last at " + last.UTC().Format(time.RFC3339)
+	}
+	if problem != "" {
+		text += ": " + problem
+	}
+	return text
+}
