@@ -276,7 +276,7 @@ chaos-buckets: build ## many clients of the COSI driver for DURATION (30s) with 
 lint: ## run golangci-lint with .golangci.yaml, built once into a cache, and actionlint on the workflows
 	test/programs/build.sh lint
 	$(PROGRAMS)/golangci-lint run
-	$(PROGRAMS)/golangci-lint run --build-tags=noplugin --tests=false ./cmd/oxide-csi
+	$(PROGRAMS)/golangci-lint run --build-tags=noplugin --tests=false ./cmd/oxide-csi ./admin
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 .PHONY: prose

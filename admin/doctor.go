@@ -89,7 +89,10 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 		parts = append(parts, func() []orchestrator.Finding { return asked.Examiner.Examine(ctx) })
 	}
 	if asked.Classes != nil {
-		parts = append(parts, func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, asked.Classes, asked.Name) })
+		parts = append(
+			parts,
+			func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, asked.Classes, asked.Name) },
+		)
 	}
 	parts = append(parts, restarts...)
 	if len(parts) == 0 {

@@ -8,10 +8,8 @@ package admin
 
 import (
 	"context"
-	"io"
 	"log/slog"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
@@ -34,6 +32,10 @@ func hideNodeFlags(flags *pflag.FlagSet) {
 
 func guestOf(config.Config) diagnose.Guest { return nil }
 
-func (o *operator) examineHost(context.Context, config.Config, *slog.Logger) (node, restarts []func() []orchestrator.Finding) {
+func (o *operator) examineHost(
+	context.Context,
+	config.Config,
+	*slog.Logger,
+) (node, restarts []func() []orchestrator.Finding) {
 	return nil, nil
 }

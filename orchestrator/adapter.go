@@ -39,8 +39,8 @@ type Adapter struct {
 	Logs      LogReader
 }
 
-// MoveWitness is an orchestrator that can leave an unpublish out: Nomad does that when a job stops while no controller runs
-// (docs/explanation/nomad.md).
+// MoveWitness is an orchestrator that can leave an unpublish out: Nomad does that when a job stops while no controller
+// runs (docs/explanation/nomad.md).
 type MoveWitness interface {
 	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
 	// false or an error if that is not certain. Both are node IDs.

@@ -71,7 +71,10 @@ func TestEventReasonsArePermanent(t *testing.T) {
 	for _, event := range orchestrator.Events() {
 		got = append(got, event.Reason)
 		if !word.MatchString(event.Reason) || event.When == "" || event.Next == "" ||
-			!slices.Contains([]string{orchestrator.ObjectNode, orchestrator.ObjectClaim, orchestrator.ObjectController}, event.Object) {
+			!slices.Contains(
+				[]string{orchestrator.ObjectNode, orchestrator.ObjectClaim, orchestrator.ObjectController},
+				event.Object,
+			) {
 			t.Errorf("%+v", event)
 		}
 	}

@@ -302,7 +302,10 @@ func (f Facts) chain(guest []orchestrator.TraceStep) []orchestrator.TraceStep {
 			Link: "instance", Object: "instance " + f.Instance.Name, State: f.Instance.RunState, Since: f.Instance.RunStateSince,
 		})
 	case f.InstanceGone:
-		chain = append(chain, orchestrator.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"})
+		chain = append(
+			chain,
+			orchestrator.TraceStep{Link: "instance", Object: "instance " + f.NodeID, State: "does not exist"},
+		)
 	}
 	return slices.Concat(chain, guest, after)
 }

@@ -74,18 +74,24 @@ func condition(condition orchestrator.TraceCondition) func(*testing.T, *coretest
 var stories = map[string]story{
 	"nothing is wrong": {reason: "Works", arrange: publishOnA},
 	"no hot-plug":      {reason: "RackHasNoHotplug", rig: noHotplug, arrange: publishOnA},
-	"instance stopped": {reason: "InstanceStopped", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-		publishOnA(t, r, trace)
-		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
-		trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
-	}},
-	"instance deleted": {reason: "InstanceDeleted", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-		id := r.Node(t, "node-a")
-		coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
-		coretest.Must(t, r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}))
-		said(trace, r.Publish(t, trace.VolumeID, id))
-		trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
-	}},
+	"instance stopped": {
+		reason: "InstanceStopped",
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			publishOnA(t, r, trace)
+			coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
+			trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
+		},
+	},
+	"instance deleted": {
+		reason: "InstanceDeleted",
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			id := r.Node(t, "node-a")
+			coretest.Must(t, r.Sim.SetRunState(t.Context(), "node-a", "stopped"))
+			coretest.Must(t, r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(id)}))
+			said(trace, r.Publish(t, trace.VolumeID, id))
+			trace.Conditions = append(trace.Conditions, orchestrator.NodeNotReady)
+		},
+	},
 	"quota full": {reason: "QuotaExhausted", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		coretest.Must(t, r.Sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 		trace.VolumeID, trace.CSIName = "", "pvc-2"
@@ -179,10 +185,13 @@ var stories = map[string]story{
 		reason: "RestartRefused", rig: refusals(1),
 		arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
 	},
-	"rack unavailable": {reason: "RackUnavailable", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-		r.Inject(t, "disk_view", simtest.FaultStatus, 503)
-		publishOnA(t, r, trace)
-	}},
+	"rack unavailable": {
+		reason: "RackUnavailable",
+		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			r.Inject(t, "disk_view", simtest.FaultStatus, 503)
+			publishOnA(t, r, trace)
+		},
+	},
 	"node gone":             {reason: "NodeNotReady", arrange: condition(orchestrator.NodeNotReady)},
 	"plugin not registered": {reason: "PluginNotRegistered", arrange: condition(orchestrator.NotRegistered)},
 	"no controller":         {reason: "ControllerNotRunning", arrange: condition(orchestrator.NoController)},

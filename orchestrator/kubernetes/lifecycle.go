@@ -43,7 +43,11 @@ func (n *Node) Follow(ctx context.Context) <-chan struct{} {
 
 // RemoveTaint implements [orchestrator.StartupTaint]. The kubelet writes the registration into the CSINode. It needs
 // the verb "patch" on "nodes". Without a [Node.Follow] it also needs "get" on "nodes" and "csinodes".
-func (n *Node) RemoveTaint(ctx context.Context, key string, registration orchestrator.Registration) (had bool, err error) {
+func (n *Node) RemoveTaint(
+	ctx context.Context,
+	key string,
+	registration orchestrator.Registration,
+) (had bool, err error) {
 	s := n.node.Read(ctx)
 	switch {
 	case s.Err != nil:

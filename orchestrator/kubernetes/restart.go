@@ -168,7 +168,12 @@ func (r *Restarts) patchMarked(
 
 // markedNode is the name of the Node whose annotation holds the ID of this restart, or empty. A restart marks one Node.
 func (r *Restarts) markedNode(ctx context.Context, annotation, restartID string) (string, error) {
-	names, err := matches(ctx, r.client, kubernetes.Nodes, func(n node) bool { return n.Annotations[annotation] == restartID })
+	names, err := matches(
+		ctx,
+		r.client,
+		kubernetes.Nodes,
+		func(n node) bool { return n.Annotations[annotation] == restartID },
+	)
 	if err != nil || len(names) == 0 {
 		return "", err
 	}

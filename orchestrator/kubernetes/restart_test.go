@@ -486,7 +486,11 @@ func TestAnnotations(t *testing.T) {
 	if err := r.Request(t.Context(), idA, "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Reply(t.Context(), "1", orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"}); err != nil {
+	if err := l.Reply(
+		t.Context(),
+		"1",
+		orchestrator.RestartReply{State: orchestrator.RestartAccepted, Boot: "b"},
+	); err != nil {
 		t.Fatal(err)
 	}
 	want := object{

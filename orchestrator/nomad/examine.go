@@ -157,8 +157,13 @@ func (e *examination) claims(ctx context.Context) {
 		)
 	}
 	if dead == 0 {
-		e.add(orchestrator.StatusOK, looked, fmt.Sprintf("%d are claimed; of the %d that changed last, none by an allocation "+
-			"that has ended", len(claimed), len(read)), "")
+		e.add(
+			orchestrator.StatusOK,
+			looked,
+			fmt.Sprintf("%d are claimed; of the %d that changed last, none by an allocation "+
+				"that has ended", len(claimed), len(read)),
+			"",
+		)
 	}
 }
 

@@ -246,7 +246,11 @@ var restartCases = []restartCase{
 			})
 		}
 	}},
-	{name: "down, then up", needs: []metadatatest.Ability{metadatatest.CanDown}, run: func(p *restartProbe) { brokenThenRepaired(p, metadatatest.Down) }},
+	{
+		name:  "down, then up",
+		needs: []metadatatest.Ability{metadatatest.CanDown},
+		run:   func(p *restartProbe) { brokenThenRepaired(p, metadatatest.Down) },
+	},
 	{
 		name:  "denied, then granted",
 		needs: []metadatatest.Ability{metadatatest.CanDeny},

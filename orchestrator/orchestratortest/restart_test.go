@@ -130,7 +130,10 @@ func (a *boardRequester) Reply(ctx context.Context, instanceID, restartID string
 	return n.said, nil
 }
 
-func (a *boardRequester) Withdraw(ctx context.Context, instanceID, restartID string) (orchestrator.RestartReply, error) {
+func (a *boardRequester) Withdraw(
+	ctx context.Context,
+	instanceID, restartID string,
+) (orchestrator.RestartReply, error) {
 	if err := a.enter(ctx); err != nil {
 		return nothing, err
 	}
