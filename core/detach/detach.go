@@ -78,7 +78,10 @@ type Options struct {
 	// Restarting returns a function that reports whether a planned restart of an instance is under way. Its argument are
 	// all records of the rack. Nil means that there are no planned restarts.
 	Restarting func([]rack.Record) func(instanceID string) bool
-	Log        *slog.Logger
+	// Claimed asks the orchestrator which of the volumes a workload on the instance may use. It returns a text about the
+	// claim on each of them, and an error if the answer is not certain. Nil means that there is no orchestrator to ask.
+	Claimed func(ctx context.Context, instanceID string, volumeIDs []string) (map[string]string, error)
+	Log     *slog.Logger
 }
 
 // Detacher keeps the deferred detaches of one rack and carries them out. It is safe for concurrent use.
@@ -96,6 +99,8 @@ type Detacher struct {
 	seen map[string]seenText
 	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
 	refused map[string]time.Time
+	// stays is why a disk stays attached although its detach is due, by record ID.
+	stays map[string]stay
 	// deleting has the IDs of records whose deletion was not answered: the rack may delete them at any moment.
 	deleting map[string]bool
 	// abandoned has the detaching records under which nothing is done, by their holders, and since when: their creation
@@ -120,6 +125,7 @@ func New(r Rack, opts Options) *Detacher {
 		wake:      make(chan struct{}, 1),
 		seen:      map[string]seenText{},
 		refused:   map[string]time.Time{},
+		stays:     map[string]stay{},
 		deleting:  map[string]bool{},
 		abandoned: map[string]time.Time{},
 	}
@@ -158,7 +164,8 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceI
 
 // untimedIfRepeated makes a deferred detach untimed if the request for it may be the repetition of an old one, and
 // reports whether that changed it. Without a grace period each request counts as one that comes after the unmount. A
-// record may still be left from a time with a grace period.
+// record may still be left from a time with a grace period. If there is an orchestrator to ask, [Detacher.Run] asks it
+// before an untimed deferred detach gets a time.
 func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) {
 	switch {
 	case d.opts.Grace == 0:
@@ -166,7 +173,11 @@ func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) 
 	case old.Over:
 		old.Over, old.Untimed = false, true
 		return old, true
-	case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
+	case d.Asks() && d.Left(old) == 0:
+		// A process may just have been told that the volume is in use, and be about to end the deferred detach. This request
+		// may be for that use, so it changes the record, and starts the grace period anew.
+		return old, true
+	case old.Untimed && !d.Asks() && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
 		old.Untimed = false // so long after the volume was published again, this is a new request
 		return old, true
 	}
@@ -340,11 +351,19 @@ func (d *Detacher) End(ctx context.Context, deferred Deferred) error {
 	return err
 }
 
-// StartClock starts the grace period of an untimed deferred detach, and returns the deferred detach as it is then.
+// StartClock starts the grace period of an untimed deferred detach, and returns the deferred detach as it is then. It
+// asks for the claims first, and returns [ErrClaimed] or [ErrClaimsUnknown] if the deferred detach stays untimed.
 func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred, error) {
 	if !deferred.Untimed {
 		return deferred, nil
 	}
+	if reason := d.Staying(ctx, []Deferred{deferred})[deferred.VolumeID]; reason != nil {
+		return deferred, reason
+	}
+	return d.startClock(ctx, deferred)
+}
+
+func (d *Detacher) startClock(ctx context.Context, deferred Deferred) (Deferred, error) {
 	timed := deferred
 	timed.Untimed = false
 	updated, err := d.update(ctx, deferred, &timed)
@@ -374,14 +393,15 @@ func (d *Detacher) Delete(ctx context.Context, set Set, volumeID string) error {
 // Timed reports whether deferred detaches are carried out when a time has passed.
 func (d *Detacher) Timed() bool { return d.opts.Grace > 0 }
 
-// Left returns the rest of the grace period. It is not for an untimed deferred detach.
+// Left returns the rest of the grace period. For an untimed deferred detach it is the time until [Detacher.Run] asks
+// for the claims, if there is an orchestrator to ask.
 func (d *Detacher) Left(deferred Deferred) time.Duration {
 	return max(0, d.opts.Grace-d.sinceSeen(deferred.recordID, deferred.text))
 }
 
 // Detach carries out the deferred detach of a volume's disk from an instance, whatever is left of its grace period. It
-// returns [ErrDetaching] or [ErrNotDeferred] if it gave way, and [rack.ErrNotStopped] if the rack detaches disks only
-// while the instance is stopped.
+// returns [ErrDetaching] or [ErrNotDeferred] if it gave way, [ErrClaimed] or [ErrClaimsUnknown] if a workload may use the
+// volume, and [rack.ErrNotStopped] if the rack detaches disks only while the instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
 	return d.hold(ctx, volumeID, func(ctx context.Context) error {
 		set, err := d.List(ctx)
@@ -392,7 +412,7 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 		if !ok {
 			return fmt.Errorf("volume %s: %w", volumeID, ErrNotDeferred)
 		}
-		return d.detachNow(ctx, deferred)
+		return d.detachUnclaimed(ctx, deferred)
 	})
 }
 
@@ -402,6 +422,13 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 // The caller's volume may be locked only as long as it waits. The record that this process is detaching the disk keeps
 // later RPCs away, and it may be created only after the caller has left. So the deferred detach must be as it was.
 func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, listed Deferred) error {
+	return d.within(ctx, maxWait, listed, d.detachUnclaimed)
+}
+
+// within is [Detacher.DetachWithin] with one of detachUnclaimed and detachNow.
+func (d *Detacher) within(
+	ctx context.Context, maxWait time.Duration, listed Deferred, detach func(context.Context, Deferred) error,
+) error {
 	timer := time.NewTimer(maxWait)
 	defer timer.Stop()
 	ended, left := make(chan error), make(chan struct{})
@@ -409,11 +436,11 @@ func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, list
 	done := d.begin()
 	go func() {
 		defer done()
-		err := d.detachOrLog(ctx, listed)
+		err := d.detachOrLog(ctx, listed, detach)
 		select {
 		case ended <- err:
 		case <-left:
-			if err != nil && !errors.Is(err, ErrNotDeferred) && !errors.Is(err, ErrDetaching) {
+			if err != nil && !gaveWay(err) {
 				d.opts.Log.Warn("a detach that took long has failed",
 					"volume_id", listed.VolumeID, "node_id", listed.Instance, "error", err.Error())
 			}
@@ -448,27 +475,33 @@ func (d *Detacher) end() {
 	d.running.Wait()
 }
 
-// detachOrLog is detachDue, and recovers a panic. After a panic the volume's detaching record may still be on the rack.
-func (d *Detacher) detachOrLog(ctx context.Context, listed Deferred) (err error) {
+// detachOrLog is detachListed, and recovers a panic. After a panic the volume's detaching record may still be on the
+// rack.
+func (d *Detacher) detachOrLog(
+	ctx context.Context, listed Deferred, detach func(context.Context, Deferred) error,
+) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			rpc.LogPanic(d.opts.Log, slog.String("task", "deferred detach"), reason)
 			err = fmt.Errorf("volume %s: %w", listed.VolumeID, ErrDetaching)
 		}
 	}()
-	return d.detachDue(ctx, listed)
+	return d.detachListed(ctx, listed, detach)
 }
 
-// detachDue is [Detacher.Detach] for a deferred detach that is due, as it was listed. With another text it may be
-// untimed, or belong to a later use of the volume.
-func (d *Detacher) detachDue(ctx context.Context, listed Deferred) error {
-	return d.holdListed(ctx, listed, func(ctx context.Context) error { return d.detachNow(ctx, listed) })
+// detachListed carries out a deferred detach as it was listed. With another text it may be untimed, or belong to a later
+// use of the volume.
+func (d *Detacher) detachListed(
+	ctx context.Context, listed Deferred, detach func(context.Context, Deferred) error,
+) error {
+	return d.holdListed(ctx, listed, func(ctx context.Context) error { return detach(ctx, listed) })
 }
 
 // DetachNow defers the detach of a volume's disk from an instance and carries it out at once, with the errors of
 // [Detacher.DetachWithin]. Only a person waits longer than [MaxWait]: vouched says that one asks, as for
 // [Detacher.DeferVouched]. Where deferred detaches are timed, the record stays: an unpublish soon after the volume has
-// come back may then be the repetition of this one.
+// come back may then be the repetition of this one. The claims are not asked: the orchestrator releases its claim only
+// when the request has succeeded, and a person has confirmed that the volume is not in use.
 func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, vouched bool) error {
 	change := d.untimedIfRepeated
 	if vouched {
@@ -479,9 +512,9 @@ func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, v
 	case err != nil:
 		return err
 	case vouched:
-		return d.detachDue(ctx, deferred)
+		return d.detachListed(ctx, deferred, d.detachNow)
 	}
-	return d.DetachWithin(ctx, MaxWait, deferred)
+	return d.within(ctx, MaxWait, deferred, d.detachNow)
 }
 
 // holdListed is hold for a record that was listed before. [ErrNotDeferred] means that it has changed since.
@@ -491,7 +524,7 @@ func (d *Detacher) holdListed(ctx context.Context, listed Deferred, do func(ctx 
 		if err != nil {
 			return err
 		}
-		if now := set.records[listed.VolumeID]; now.recordID != listed.recordID || now.text != listed.text {
+		if !set.records[listed.VolumeID].Unchanged(listed) {
 			return fmt.Errorf("volume %s: %w", listed.VolumeID, ErrNotDeferred)
 		}
 		return do(ctx)

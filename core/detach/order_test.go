@@ -362,3 +362,62 @@ func TestDueDetachThatWasTakenBack(t *testing.T) {
 	}
 	t.Logf("%d orders", orders)
 }
+
+// newAsking returns a detacher that asks for claims. Whether the volume is claimed is in the world.
+func newAsking(a actor, claimed *bool) *detach.Detacher {
+	return detach.New(a, detach.Options{
+		Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler),
+		Claimed: func(context.Context, string, []string) (map[string]string, error) {
+			a.turn(a.name)
+			if *claimed {
+				return map[string]string{volume: "a job"}, nil
+			}
+			return nil, nil
+		},
+	})
+}
+
+// A process finds that a detach is due, and asks for the claims. Meanwhile a job starts or ends, as Nomad does it: it
+// claims the volume before the publish, and releases it after the unpublish. In whatever order their calls follow each
+// other, the disk of a job that runs is never detached, and that of a job that has ended is detached in the end.
+func TestClaimsMeetADueDetach(t *testing.T) {
+	for _, starts := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the job starts %t", starts), func(t *testing.T) {
+			orders := everyOrder(func(choose func([]string) string) {
+				synctest.Test(t, func(t *testing.T) {
+					w, claimed := &world{holder: instance, turn: func(string) {}}, !starts
+					due, controller := newAsking(actor{w, "due"}, &claimed), newAsking(actor{w, "nomad"}, &claimed)
+					must(t, controller.Defer(t.Context(), volume, instance)) // for another job, with the same disk
+					lookOnce(t, due)
+					time.Sleep(grace)
+					runs := !starts
+					order := run(w, map[string]func(){
+						"due": func() { lookOnce(t, due) },
+						"nomad": func() {
+							a := actor{w, "nomad"}
+							a.turn(a.name)
+							if starts {
+								claimed = true
+								runs = publish(t, a, controller)
+							} else if controller.Defer(t.Context(), volume, instance) == nil {
+								a.turn(a.name)
+								claimed, runs = false, false
+							}
+						},
+					}, choose)
+					w.turn = func(string) {}
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+					defer cancel()
+					due.Run(ctx)
+					if want := map[bool]string{true: instance, false: ""}[runs]; w.holder != want && (runs || !claimed) {
+						t.Fatalf("the job runs %t, and its disk is on %q: %s", runs, w.holder, strings.Join(order, " "))
+					}
+				})
+			})
+			if orders < 30 {
+				t.Errorf("only %d orders", orders)
+			}
+			t.Logf("%d orders", orders)
+		})
+	}
+}

@@ -42,6 +42,11 @@ type Deferred struct {
 	recordID, text string
 }
 
+// Unchanged reports whether a record has the same text as when it was read before.
+func (d Deferred) Unchanged(before Deferred) bool {
+	return d.recordID == before.recordID && d.text == before.text
+}
+
 // maxEarlier is how many earlier instances a record has room for.
 const maxEarlier = 6
 
@@ -102,6 +107,16 @@ func Parse(records []rack.Record, cluster string) Set {
 func (s Set) Of(volumeID, instanceID string) (Deferred, bool) {
 	d, ok := s.records[volumeID]
 	return d, ok && !d.Over && d.Instance == instanceID
+}
+
+// From returns the deferred detaches from an instance that are not over, in a fixed order.
+func (s Set) From(instanceID string) (all []Deferred) {
+	for _, volumeID := range s.Volumes() {
+		if d, ok := s.Of(volumeID, instanceID); ok {
+			all = append(all, d)
+		}
+	}
+	return all
 }
 
 // Active returns the deferred detach of a volume's disk from any instance, unless it is over.

@@ -83,15 +83,27 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 	failed := d.Tidy(ctx, set)
 	restarting := d.opts.Restarting(records)
 	next = maxPause
-	running := map[string]bool{} // by instance
+	running := map[string]bool{}   // by instance
+	due := map[string][]Deferred{} // by instance
 	for _, volumeID := range set.Volumes() {
 		deferred := set.records[volumeID]
 		if restarting(deferred.Instance) {
 			continue
 		}
-		wait, err := d.tryDetach(ctx, deferred, running)
+		wait, err := d.untilDue(ctx, deferred, running)
 		failed = errors.Join(failed, err)
-		next = min(next, wait)
+		switch {
+		case err == nil && wait == 0:
+			due[deferred.Instance] = append(due[deferred.Instance], deferred)
+		case wait > 0:
+			next = min(next, wait)
+		}
+	}
+	for _, instanceID := range slices.Sorted(maps.Keys(due)) {
+		staying := d.Staying(ctx, due[instanceID])
+		for _, deferred := range due[instanceID] {
+			failed = errors.Join(failed, d.carryOut(ctx, deferred, staying[deferred.VolumeID], running[instanceID]))
+		}
 	}
 	return next, failed
 }
@@ -110,45 +122,69 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	return failed
 }
 
-// tryDetach carries out a deferred detach if it is due. It returns when to look again. Without a guest that uses the
-// disk, a detach is safe before its time. running holds what this look at the records has learned of the instances.
-func (d *Detacher) tryDetach(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
-	since := d.sinceSeen(deferred.recordID, deferred.text)
+// untilDue returns the time until something has to be done for a deferred detach. 0 means now. Without a guest that uses
+// the disk, a detach is safe before its time. running holds what this look at the records has learned of the instances.
+func (d *Detacher) untilDue(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
 	if deferred.Over {
-		if since < repetitionTime {
-			return maxPause, nil
-		}
-		err := d.expire(ctx, deferred)
-		if errors.Is(err, ErrDetaching) || errors.Is(err, ErrNotDeferred) { // another process deletes it, or uses it again
-			err = nil
-		}
-		return maxPause, err
+		return maxPause, d.expireOld(ctx, deferred)
 	}
 	left := d.Left(deferred)
-	if deferred.Untimed || left > 0 || d.refusedLately(deferred.recordID) {
-		if !running[deferred.Instance] { // a stopped instance is read again: it may have been started since
-			runs, err := d.runs(ctx, deferred.Instance)
-			if err != nil {
-				return maxPause, err
-			}
-			running[deferred.Instance] = runs
-		}
-		if running[deferred.Instance] {
-			if deferred.Untimed || left == 0 {
-				return maxPause, nil
-			}
-			return left, nil
-		}
+	timeless := deferred.Untimed && !d.Asks() || d.refusedLately(deferred.recordID)
+	if !deferred.Untimed && !timeless && left == 0 {
+		return 0, nil
 	}
-	err := d.detachDue(ctx, deferred)
+	if !running[deferred.Instance] { // a stopped instance is read again: it may have been started since
+		runs, err := d.runs(ctx, deferred.Instance)
+		if err != nil {
+			return maxPause, err
+		}
+		running[deferred.Instance] = runs
+	}
 	switch {
-	case errors.Is(err, ErrDetaching), errors.Is(err, ErrNotDeferred): // another process detaches it, or it was published
-		return maxPause, nil
-	case errors.Is(err, rack.ErrNotStopped):
-		d.noteRefusal(deferred)
+	case !running[deferred.Instance]:
+		return 0, nil
+	case timeless:
 		return maxPause, nil
 	}
-	return maxPause, err
+	return left, nil
+}
+
+// expireOld deletes a record that has been over for long enough.
+func (d *Detacher) expireOld(ctx context.Context, deferred Deferred) error {
+	if d.sinceSeen(deferred.recordID, deferred.text) < repetitionTime {
+		return nil
+	}
+	return unlessGaveWay(d.expire(ctx, deferred))
+}
+
+// carryOut does what is due for a deferred detach, after the claims were asked. stays is why the disk stays attached, or
+// nil. An untimed deferred detach gets its time, unless its instance has no guest.
+func (d *Detacher) carryOut(ctx context.Context, deferred Deferred, stays error, runs bool) error {
+	var err error
+	switch {
+	case stays != nil:
+		err = d.drop(ctx, deferred, stays)
+	case deferred.Untimed && runs:
+		_, err = d.startClock(ctx, deferred)
+		d.wakeUp()
+	default:
+		err = d.detachListed(ctx, deferred, d.detachNow)
+	}
+	if errors.Is(err, rack.ErrNotStopped) {
+		d.noteRefusal(deferred)
+		return nil
+	}
+	return unlessGaveWay(err)
+}
+
+// gaveWay reports whether an error says that another process works on the deferred detach, or that it has changed.
+func gaveWay(err error) bool { return errors.Is(err, ErrDetaching) || errors.Is(err, ErrNotDeferred) }
+
+func unlessGaveWay(err error) error {
+	if gaveWay(err) {
+		return nil
+	}
+	return err
 }
 
 // runs reports whether an instance may have a guest. An instance that was deleted has none.
@@ -196,6 +232,7 @@ func (d *Detacher) forgetUnseen(set Set) {
 		if !there[id] && time.Since(s.since) > maxPause {
 			delete(d.seen, id)
 			delete(d.refused, id)
+			delete(d.stays, id)
 		}
 	}
 	maps.DeleteFunc(d.abandoned, func(_ string, at time.Time) bool { return time.Since(at) > detachingLifetime })
