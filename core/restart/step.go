@@ -247,6 +247,14 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 		_, err := e.renewRecord(ctx, h)
 		return err
 	}
+	staying := e.opts.Detacher.Staying(ctx, records.deferred.From(id))
+	if why, err := e.inVain(ctx, h, found, staying, records); why != "" || err != nil {
+		if err != nil {
+			return err
+		}
+		e.recordRefusal(ctx, h, why)
+		return e.endRestart(ctx, h)
+	}
 	h.record.MayStop = true
 	held, err := e.renewRecord(ctx, h)
 	if err != nil || !held {
@@ -254,10 +262,52 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	}
 	h.deferredAtStart = map[string]bool{}
 	for disk := range records.deferred.Instances() {
-		h.deferredAtStart[disk] = true
+		h.deferredAtStart[disk] = staying[disk] == nil
 	}
 	e.enterStage(h, stageRequesting)
 	return e.requestShutdown(ctx, h) // without delay, so that an owner's stop is unlikely to fall in between
+}
+
+// inVain says why a restart would not give a volume to the instance that waits for it, or "": a workload may use a disk
+// that would have to leave. staying are those disks.
+func (e *Engine) inVain(
+	ctx context.Context, h *heldRestart, found []candidate, staying map[string]error, records recordSet,
+) (string, error) {
+	if len(staying) == 0 {
+		return "", nil
+	}
+	id := h.record.Instance
+	for _, volume := range sortedKeys(staying) {
+		frees := slices.ContainsFunc(found, func(c candidate) bool { return c.instance == id && c.frees == volume })
+		if frees || h.record.frees(volume) {
+			return staysText(volume, staying[volume]), nil
+		}
+	}
+	disks, err := e.rack.InstanceDisks(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	after := map[string]bool{}
+	for _, disk := range disks {
+		if staying[disk.VolumeID] != nil || !records.frees(disk.VolumeID, id) {
+			after[disk.VolumeID] = true
+		}
+	}
+	for _, request := range e.requestsFor(id) {
+		after[request.volume] = true
+	}
+	if volume := sortedKeys(staying)[0]; len(after) > e.opts.MaxDisks {
+		return "it has no room: " + staysText(volume, staying[volume]), nil
+	}
+	return "", nil
+}
+
+// staysText says why a disk stays. It leaves out whose claim it is, which the log has.
+func staysText(volume string, stays error) string {
+	if errors.Is(stays, detach.ErrClaimed) {
+		return "a workload on it has claimed volume " + volume
+	}
+	return "the orchestrator does not say whether a workload on it has claimed volume " + volume
 }
 
 // awaitHandover waits until another process takes over the restart of this process's own instance.
@@ -506,8 +556,9 @@ func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rac
 }
 
 // apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
-// all deferred ones if their slots are needed. Then it attaches the requested disks. Calls that the rack does not
-// answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the others.
+// all deferred ones if their slots are needed. A disk that a workload may use stays. Then it attaches the requested disks.
+// Calls that the rack does not answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the
+// others.
 func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err error) {
 	id := h.record.Instance
 	disks, err := e.instanceDisks(ctx, id)
@@ -519,12 +570,18 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	}
 	var failed error
 	full := e.slotsNeeded(disks, id) > e.opts.MaxDisks
-	for _, disk := range disks {
-		wanted := e.requestedElsewhere(disk.VolumeID, id) || h.record.frees(disk.VolumeID)
-		if !full && !h.deferredAtStart[disk.VolumeID] && !wanted {
-			continue
-		}
-		err := e.finishDetach(ctx, disk, id, wanted)
+	wanted := func(disk rack.Disk) bool {
+		return e.requestedElsewhere(disk.VolumeID, id) || h.record.frees(disk.VolumeID)
+	}
+	leaving := slices.DeleteFunc(slices.Clone(disks), func(disk rack.Disk) bool {
+		return !full && !h.deferredAtStart[disk.VolumeID] && !wanted(disk)
+	})
+	unclaimed, err := e.unclaimed(ctx, leaving, id)
+	if err != nil {
+		return e.stageLasted(timerApply, h, applyTimeout), err
+	}
+	for _, disk := range leaving {
+		err := e.finishDetach(ctx, disk, id, wanted(disk), unclaimed)
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // it was started in the meantime: the requests wait for the next restart
@@ -576,9 +633,35 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 	return len(volumes)
 }
 
-// finishDetach carries out a deferred detach, unless the disk was requested again. An untimed one is carried out only
-// if another instance wants the disk.
-func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance string, wanted bool) error {
+// unclaimed asks with one question which of the instance's disks no workload may use. It returns a function that reports
+// whether a deferred detach may be carried out. If its record has changed since, the answer is no.
+func (e *Engine) unclaimed(
+	ctx context.Context, disks []rack.Disk, instance string,
+) (func(detach.Deferred) bool, error) {
+	if !e.opts.Detacher.Asks() || len(disks) == 0 {
+		return func(detach.Deferred) bool { return true }, nil
+	}
+	records, err := e.readRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var asked []detach.Deferred
+	for _, disk := range disks {
+		if deferred, ok := records.deferred.Of(disk.VolumeID, instance); ok {
+			asked = append(asked, deferred)
+		}
+	}
+	staying := e.opts.Detacher.Staying(ctx, asked)
+	return func(now detach.Deferred) bool {
+		return staying[now.VolumeID] == nil && slices.ContainsFunc(asked, now.Unchanged)
+	}, nil
+}
+
+// finishDetach carries out a deferred detach, unless the disk was requested again, or a workload may use it. An untimed
+// one is carried out only if another instance wants the disk.
+func (e *Engine) finishDetach(
+	ctx context.Context, disk rack.Disk, instance string, wanted bool, unclaimed func(detach.Deferred) bool,
+) error {
 	release, err := e.lockVolume(ctx, disk.VolumeID)
 	if err != nil {
 		return err
@@ -592,7 +675,7 @@ func (e *Engine) finishDetach(ctx context.Context, disk rack.Disk, instance stri
 		return err
 	}
 	deferred, ok := records.deferred.Of(disk.VolumeID, instance)
-	if !ok || !records.frees(disk.VolumeID, instance) && !wanted {
+	if !ok || !records.frees(disk.VolumeID, instance) && !wanted || !unclaimed(deferred) {
 		return nil
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
