@@ -16,6 +16,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -175,6 +176,46 @@ func (e *examination) acl(ctx context.Context, needs []string) {
 		}
 		e.add(orchestrator.StatusOK, looked, "the token has what "+name+".policy.hcl grants", "")
 	}
+}
+
+// seesClaims returns an error unless the token sees the claims on the volumes of all namespaces.
+func (o *Operator) seesClaims(ctx context.Context) error {
+	// An identity of a job cannot ask for its token, but for its policies.
+	if management, off, err := o.management(ctx); err == nil && (off || management) {
+		return nil
+	}
+	grants, err := o.grants(ctx)
+	if err != nil {
+		return err
+	}
+	if hidden := hidesClaims(grants); hidden != "" {
+		return &metadata.Error{
+			Kind: metadata.ErrInvalid,
+			What: fmt.Sprintf("the Nomad token may not read the volumes of namespace %q, so claims may be hidden", hidden),
+			Next: "apply " + controllerPolicyFile + " as its first lines say, and no policy that takes from it",
+		}
+	}
+	return nil
+}
+
+// hidesClaims returns a namespace, or a pattern of namespaces, in which the grants hide claims, or "". Of the rules whose
+// names match a namespace only those with the closest name count.
+func hidesClaims(grants []grant) string {
+	granted := capabilities(grants)
+	names := []string{"*"}
+	for _, g := range grants {
+		for _, n := range g.Namespaces {
+			names = append(names, n.Name)
+		}
+	}
+	for _, name := range names {
+		for _, capability := range policyRules[PolicyController].capabilities {
+			if !slices.Contains(granted[name], capability) {
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // grants are what the token's policies grant. Nomad shows each token its own policies, also to an identity of a job.

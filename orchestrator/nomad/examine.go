@@ -122,7 +122,7 @@ const (
 // claims looks for volumes that are claimed by allocations that have ended. No other allocation gets such a volume.
 func (e *examination) claims(ctx context.Context) {
 	const looked = "claims of volumes"
-	all, err := e.volumes(ctx)
+	all, err := e.volumes(ctx, tracePolicy)
 	if err != nil {
 		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
 		return

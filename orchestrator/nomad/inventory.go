@@ -43,7 +43,7 @@ func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error
 	if err := o.seesAll(ctx); err != nil {
 		return orchestrator.Inventory{}, err
 	}
-	volumes, err := o.volumes(ctx)
+	volumes, err := o.volumes(ctx, "a management token")
 	if err != nil {
 		return orchestrator.Inventory{}, err
 	}
@@ -56,13 +56,14 @@ func (o *Operator) Inventory(ctx context.Context) (orchestrator.Inventory, error
 	return known, nil
 }
 
-// volumes lists the plugin's volumes that the token may see, including those of a plugin that is not known now.
-func (o *Operator) volumes(ctx context.Context) (all []volumeStub, err error) {
+// volumes lists the plugin's volumes that the token may see, including those of a plugin that is not known now. The
+// caller needs the policy with ACLs on.
+func (o *Operator) volumes(ctx context.Context, policy string) (all []volumeStub, err error) {
 	query := url.Values{"type": {"csi"}, "namespace": {"*"}, "per_page": {"500"}}
 	for {
 		var page []volumeStub
 		next := ""
-		err := o.options.Call(ctx, listVolumes, func(client *api.Client) error {
+		err := o.options.Call(ctx, reading("list the volumes", policy), func(client *api.Client) error {
 			meta, err := client.Raw().Query("/v1/volumes?"+query.Encode(), &page, (&api.QueryOptions{}).WithContext(ctx))
 			if err == nil && meta.LastIndex == 0 {
 				err = errNoIndex
@@ -97,16 +98,7 @@ func (o *Operator) readVolume(
 	return v, exists, err
 }
 
-var (
-	listVolumes = nomad.Operation{
-		What: "list the volumes through", Wrong: "the answer is not from a Nomad agent", Policy: "a management token",
-	}
-	readToken = nomad.Operation{
-		What:   "look up the token's policies through",
-		Wrong:  "the answer is not from a Nomad agent",
-		Policy: "a management token",
-	}
-)
+var readToken = reading("look up the token's policies", "a management token")
 
 // errNoIndex means that an answer lacks the headers of Nomad. Then the client does not see that another page follows.
 var errNoIndex = errors.New("the answer has no X-Nomad-Index")

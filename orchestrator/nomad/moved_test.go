@@ -16,6 +16,7 @@ import (
 // nodeA.
 func moved() answers {
 	return answers{
+		"/v1/acl/token/self":  refusal(400), // ACLs are off
 		"/v1/volumes":         []object{volumeOf("data", 1)},
 		"/v1/volume/csi/data": claimedBy(nodeB),
 		"/v1/plugin/csi/oxide": object{"ID": "oxide", "Nodes": object{
@@ -36,7 +37,7 @@ func volumeOf(name string, claims int) object {
 func claimedBy(clients ...string) object {
 	claims := []object{}
 	for _, client := range clients {
-		claims = append(claims, object{"ID": allocWaits, "NodeID": client, "ClientStatus": "running"})
+		claims = append(claims, object{"ID": allocWaits, "Name": "web", "NodeID": client, "ClientStatus": "running"})
 	}
 	return object{"ID": "data", "PluginID": "oxide", "Allocations": claims}
 }
@@ -68,7 +69,7 @@ func TestMoved(t *testing.T) {
 		"claimed by an unknown node":  {change: answers{"/v1/volume/csi/data": claimedBy("gone")}},
 		"an allocation was deleted":   {change: answers{"/v1/volumes": []object{volumeOf("data", 2)}}},
 		"unknown to Nomad":            {change: answers{"/v1/volumes": []object{}}},
-		"deleted since it was listed": {change: answers{"/v1/volume/csi/data": nil}},
+		"deleted since it was listed": {change: answers{"/v1/volume/csi/data": nil}, err: true},
 		"registered twice": {change: answers{
 			"/v1/volumes":         []object{volumeOf("data", 1), volumeOf("same", 1)},
 			"/v1/volume/csi/same": claimedBy(nodeA),
@@ -79,6 +80,8 @@ func TestMoved(t *testing.T) {
 		"the holder is another machine": {change: answers{
 			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: clientWith(nodeA, "instance-c"),
 		}},
+		"the token may not see all": {change: identityWith(namespaceRule("default", "csi-list-volume", "csi-read-volume")),
+			err: true},
 		"the list fails":   {change: answers{"/v1/volumes": refusal(500)}, err: true},
 		"the volume fails": {change: answers{"/v1/volume/csi/data": refusal(403)}, err: true},
 		"the plugin fails": {change: answers{"/v1/plugin/csi/oxide": refusal(403)}, err: true},

@@ -116,7 +116,7 @@ func notThere(what string) error {
 
 // find finds the subject's volume, and its allocation if the subject is one.
 func (t *tracer) find(ctx context.Context, s orchestrator.Subject) (volumeStub, *allocationStub, error) {
-	volumes, err := t.volumes(ctx)
+	volumes, err := t.volumes(ctx, tracePolicy)
 	if err != nil {
 		return volumeStub{}, nil, err
 	}

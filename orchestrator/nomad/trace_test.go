@@ -41,6 +41,14 @@ func serveNomad(t *testing.T, a answers) (options client.Options, calls *[]strin
 	calls = &[]string{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		*calls = append(*calls, r.Method+" "+r.URL.Path)
+		a.handler(t)(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return client.Options{Address: server.URL, Token: token}, calls
+}
+
+func (a answers) handler(t *testing.T) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Nomad-Index", "1")
 		answer, has := a[r.URL.Path]
 		answer = within(answer, r.URL.Query().Get("namespace"))
@@ -62,9 +70,7 @@ func serveNomad(t *testing.T, a answers) (options client.Options, calls *[]strin
 				t.Error(err)
 			}
 		}
-	}))
-	t.Cleanup(server.Close)
-	return client.Options{Address: server.URL, Token: token}, calls
+	}
 }
 
 // within leaves out of a list, and of the list in a plugin, what is in another namespace, as Nomad does.
