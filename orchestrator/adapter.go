@@ -19,8 +19,8 @@ type Adapter struct {
 	Restarts RestartRequester
 	// Self publishes events about the controller's own process.
 	Self SelfReporter
-	// Moves says that a volume has moved to another node without an unpublish.
-	Moves MoveWitness
+	// Claims tells which nodes may use a volume.
+	Claims Claims
 
 	// The node plugin uses these.
 
@@ -39,10 +39,13 @@ type Adapter struct {
 	Logs      LogReader
 }
 
-// MoveWitness is an orchestrator that can leave an unpublish out: Nomad does that when a job stops while no controller
-// runs (docs/explanation/nomad.md).
-type MoveWitness interface {
+// Claims is an orchestrator that can leave an unpublish out, and that can send one for a volume that is in use: Nomad does
+// both (docs/explanation/nomad.md).
+type Claims interface {
 	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
 	// false or an error if that is not certain. Both are node IDs.
 	Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error)
+	// Claimed returns those of the volumes that a workload on the node may use, or on any node if nodeID is empty. It
+	// returns a text about the claim on each. It MUST return an error if it may miss a claim.
+	Claimed(ctx context.Context, nodeID string, volumeIDs []string) (map[string]string, error)
 }

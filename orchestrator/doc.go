@@ -5,7 +5,7 @@
 // Package orchestrator defines what the plugin asks of an orchestrator:
 //
 //   - planned restarts: [RestartRequester], with [ClaimReporter] and [Drainer], and [RestartListener];
-//   - a volume that has moved without an unpublish: [MoveWitness];
+//   - which nodes may use a volume: [Claims];
 //   - a node's life: [StartupTaint] and [Departure];
 //   - events about the plugin's own process: [SelfReporter];
 //   - for the commands of oxide-csi: [Tracer], [Inventorist], [Examiner], [ClassLister] and [LogReader].

@@ -97,7 +97,7 @@ func buildController(
 		MaxDisks:     cfg.MaxDisks,
 		DetachGrace:  cfg.DetachGrace,
 		Restarts:     plannedRestarts(ctx, cfg, background, log),
-		Orchestrator: asked.Moves,
+		Orchestrator: asked.Claims,
 		Self:         asked.Self,
 		Metrics:      measured,
 		Log:          log,

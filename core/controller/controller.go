@@ -46,7 +46,7 @@ type Service struct {
 	// restartWait is how long ControllerPublishVolume waits for a planned restart.
 	restartWait time.Duration
 	// orchestrator tells which nodes may use a volume. It may be nil.
-	orchestrator orchestrator.MoveWitness
+	orchestrator orchestrator.Claims
 	otherWait    time.Duration
 	// claims publishes what volumes wait for. It is nil if the orchestrator has no claims.
 	claims  orchestrator.ClaimReporter
@@ -86,7 +86,7 @@ type Options struct {
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *PlannedRestarts
 	// Orchestrator tells which nodes may use a volume. It is nil for one that never leaves an unpublish out.
-	Orchestrator orchestrator.MoveWitness
+	Orchestrator orchestrator.Claims
 	// Self publishes that a token expires. It may be nil.
 	Self orchestrator.SelfReporter
 	// Metrics receives the number of volumes. It may be nil.

@@ -26,10 +26,15 @@ const detachingPoll = 250 * time.Millisecond
 // newDetachers returns a detacher for each rack.
 func (c *Service) newDetachers(grace time.Duration) map[*rack.Client]*detach.Detacher {
 	detachers := map[*rack.Client]*detach.Detacher{}
+	var claimed func(context.Context, string, []string) (map[string]string, error)
+	if c.orchestrator != nil {
+		claimed = c.claimed
+	}
 	for _, client := range c.racks.all {
 		detachers[client] = detach.New(client, detach.Options{
 			Cluster: c.cluster,
 			Grace:   grace,
+			Claimed: claimed,
 			Restarting: func(records []rack.Record) func(string) bool {
 				return restart.Restarting(records, c.cluster)
 			},
@@ -144,8 +149,9 @@ func requestedNow(ctx context.Context) bool {
 }
 
 // detachElsewhere carries out the deferred detach of a disk from another instance, if there is one and its grace period
-// ends within [detach.MaxWait]. It does not wait for an instance without a guest. It returns the disk as it is then, or
-// [rack.ErrNotStopped] if the rack detaches disks only from stopped instances.
+// ends within [detach.MaxWait]. It does not wait for an instance without a guest. If a workload there may use the volume,
+// the disk stays. It returns the disk as it is then, or [rack.ErrNotStopped] if the rack detaches disks only from stopped
+// instances.
 func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	if !c.detacher.Timed() {
 		return disk, nil
@@ -159,15 +165,17 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		return c.rack.Disk(ctx, disk.VolumeID) // it may just have been detached
 	}
 	left, err := c.timeLeft(ctx, &deferred)
-	if errors.Is(err, detach.ErrNotDeferred) {
+	switch {
+	case errors.Is(err, detach.ErrNotDeferred):
 		return c.rack.Disk(ctx, disk.VolumeID)
-	}
-	if err != nil {
+	case staysAttached(err):
+		return disk, c.waitsForDetachError(disk, deferred, publishAgain)
+	case err != nil:
 		return disk, err
 	}
 	deadline := time.Now().Add(min(detach.MaxWait, rpc.WaitBudget(ctx)))
 	if left > time.Until(deadline) {
-		return disk, c.waitsForDetachError(disk, deferred, "then publish it again")
+		return disk, c.waitsForDetachError(disk, deferred, publishAgain)
 	}
 	for wait := left; ; wait = detachingPoll {
 		select {
@@ -179,12 +187,22 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		switch {
 		case err == nil, errors.Is(err, detach.ErrNotDeferred):
 			return c.rack.Disk(ctx, disk.VolumeID)
+		case staysAttached(err):
+			return disk, c.waitsForDetachError(disk, deferred, publishAgain)
 		case !errors.Is(err, detach.ErrDetaching):
 			return disk, err
 		case time.Until(deadline) < detachingPoll:
 			return disk, justDetachedError(disk)
 		}
 	}
+}
+
+// publishAgain is what the caller does after a detach from another node.
+const publishAgain = "then publish it again"
+
+// staysAttached reports whether an error says that the claims on a volume keep its disk attached.
+func staysAttached(err error) bool {
+	return errors.Is(err, detach.ErrClaimed) || errors.Is(err, detach.ErrClaimsUnknown)
 }
 
 // timeLeft returns the rest of the grace period of a deferred detach, for a disk that another node needs. The grace
@@ -208,15 +226,22 @@ func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred)
 // waitsForDetachError is the error for a disk whose detach is deferred. next is what the caller does after the detach.
 func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Deferred, next string) error {
 	var when string
+	left, stays := c.detacher.Left(deferred), c.detacher.Stays(deferred)
 	switch {
+	case errors.Is(stays, detach.ErrClaimed): // the claim may be another team's
+		when = "a workload there has claimed it, which the controller's log names: end that one"
+	case stays != nil:
+		when = "the orchestrator does not say whether it is in use there: see the controller's log"
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
+	case deferred.Untimed && c.detacher.Asks():
+		when = fmt.Sprintf("the claims on it are asked in %s (--detach-grace)", left.Round(time.Second))
 	case deferred.Untimed:
 		when = "detach it with \"oxide-csi volume detach\" or stop the instance"
-	case c.detacher.Left(deferred) == 0:
+	case left == 0:
 		when = "it is detached as soon as the rack allows it, at the latest when you stop the instance"
 	default:
-		when = fmt.Sprintf("it is detached in %s (--detach-grace)", c.detacher.Left(deferred).Round(time.Second))
+		when = fmt.Sprintf("it is detached in %s (--detach-grace)", left.Round(time.Second))
 	}
 	return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
 		"disk %q (%s) is unpublished and still attached to instance %s: %s, %s",

@@ -44,7 +44,9 @@ type deferring struct {
 	*bubbleRig
 	service *controller.Service
 	// orchestrator is for the next controller. It may be nil.
-	orchestrator orchestrator.MoveWitness
+	orchestrator orchestrator.Claims
+	// log is the log of the next controller. It may be nil.
+	log *slog.Logger
 	// stop ends what the controller does beside the RPCs.
 	stop  func()
 	nodes [2]string
@@ -69,7 +71,7 @@ func (d *deferring) start(t *testing.T) {
 	if d.stop != nil {
 		d.stop()
 	}
-	d.service = d.startController(t, controller.Options{DetachGrace: grace, Orchestrator: d.orchestrator})
+	d.service = d.startController(t, controller.Options{DetachGrace: grace, Orchestrator: d.orchestrator, Log: d.log})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	client := d.client

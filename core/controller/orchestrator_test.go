@@ -16,8 +16,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
-// moving is an orchestrator that answers as a test says.
+// moving is an orchestrator that answers as a test says. No volume has a claim.
 type moving struct {
+	unclaimed
+
 	moved, silent bool
 	failure       error
 	// asked is the last question.
@@ -36,6 +38,13 @@ func (m *moving) Moved(ctx context.Context, volumeID, from, to string) (bool, er
 		return false, ctx.Err()
 	}
 	return m.moved, m.failure
+}
+
+// unclaimed is an orchestrator in which no volume has a claim.
+type unclaimed struct{}
+
+func (unclaimed) Claimed(context.Context, string, []string) (map[string]string, error) {
+	return nil, nil
 }
 
 // inMoving runs a test in a bubble, with an orchestrator and a volume that is published on the first node.

@@ -305,6 +305,7 @@ func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (r
 	case errors.Is(err, rack.ErrNotStopped),
 		errors.Is(err, detach.ErrNotDeferred),
 		errors.Is(err, detach.ErrDetaching),
+		staysAttached(err),
 		err == nil:
 		return c.rack.Disk(ctx, disk.VolumeID)
 	}

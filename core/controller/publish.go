@@ -272,7 +272,7 @@ func (c rackController) instanceFullError(
 				continue
 			}
 			waiting = c.waitsForDetachError(disk, deferred, fullUntilDetached)
-			if !deferred.Untimed && c.detacher.Left(deferred) > 0 {
+			if (!deferred.Untimed || c.detacher.Asks()) && c.detacher.Left(deferred) > 0 {
 				break // this one makes room by itself
 			}
 		}

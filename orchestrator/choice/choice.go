@@ -22,6 +22,11 @@ func Of(cfg config.Config) orchestrator.Adapter {
 	case config.MetadataNomad:
 		return nomadadapter.New(Nomad(cfg), neededPolicies(cfg))
 	}
+	if cfg.NomadAllocation != "" && cfg.Orchestrator() == "" {
+		// This task of Nomad was told no address of an agent. It asks at the default address: without an answer each disk
+		// stays attached.
+		return orchestrator.Adapter{Claims: nomadadapter.NewOperator(Nomad(cfg))}
+	}
 	return orchestrator.Adapter{}
 }
 

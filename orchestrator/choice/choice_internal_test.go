@@ -31,3 +31,21 @@ func TestNeededPolicies(t *testing.T) {
 		}
 	}
 }
+
+// A controller under Nomad asks before it detaches a disk, also if it was not told how.
+func TestOnlyNomadIsAsked(t *testing.T) {
+	for name, test := range map[string]struct {
+		cfg  config.Config
+		asks bool
+	}{
+		"a bare host":                {},
+		"Kubernetes":                 {cfg: config.Config{KubernetesHost: "10.0.0.1"}},
+		"a task with an identity":    {cfg: config.Config{NomadAllocation: "a", NomadSocket: "unix:///secrets/api.sock"}, asks: true},
+		"a task without an identity": {cfg: config.Config{NomadAllocation: "a"}, asks: true},
+		"an agent's address":         {cfg: config.Config{NomadAddress: "http://127.0.0.1:4646"}, asks: true},
+	} {
+		if got := Of(test.cfg).Claims != nil; got != test.asks {
+			t.Errorf("%s: asks %t, want %t", name, got, test.asks)
+		}
+	}
+}

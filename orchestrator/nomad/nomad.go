@@ -21,7 +21,7 @@ func New(o nomad.Options, needs []string) orchestrator.Adapter {
 	return orchestrator.Adapter{
 		Name:      orchestrator.Nomad,
 		Restarts:  NewRestarts(o),
-		Moves:     operator,
+		Claims:    operator,
 		Listener:  func(instanceID string) orchestrator.RestartListener { return NewListener(o, instanceID) },
 		Tracer:    operator,
 		Inventory: operator,

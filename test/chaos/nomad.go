@@ -30,16 +30,32 @@ const longestMove = 3 * time.Minute
 const claimsName = "claims"
 
 // claims is a folder that has a file for each volume that a job claims. The file has the ID of the job's node. The
-// folder stands for Nomad: with it the controllers find out that a job has moved although no unpublish came.
+// folder stands for Nomad: with it the controllers find out that a job has moved although no unpublish came, and that a
+// volume is in use although an unpublish came.
 type claims string
 
-// Moved implements [controller.Orchestrator].
+// Moved implements [orchestrator.Claims].
 func (c claims) Moved(_ context.Context, volumeID, fromNode, toNode string) (bool, error) {
 	node, err := os.ReadFile(c.file(volumeID))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	return err == nil && string(node) == toNode && fromNode != toNode, err
+}
+
+// Claimed implements [orchestrator.Claims].
+func (c claims) Claimed(_ context.Context, nodeID string, volumeIDs []string) (map[string]string, error) {
+	claimed := map[string]string{}
+	for _, volumeID := range volumeIDs {
+		node, err := os.ReadFile(c.file(volumeID))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		if err == nil && (nodeID == "" || string(node) == nodeID) {
+			claimed[volumeID] = "the job of the volume"
+		}
+	}
+	return claimed, nil
 }
 
 func (c claims) file(volumeID string) string { return filepath.Join(string(c), volumeID) }
@@ -51,6 +67,14 @@ func (c claims) set(volumeID, node string) error {
 		return err
 	}
 	return os.Rename(next, c.file(volumeID))
+}
+
+// release ends the claim on a volume.
+func (c claims) release(volumeID string) error {
+	if err := os.Remove(c.file(volumeID)); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // job is a job of Nomad with one volume. Its node, and that of its [publication], is where the volume is mounted.
@@ -207,18 +231,23 @@ func (j *job) step(ctx context.Context) {
 			j.run(ctx, j.lastOrAny(), true)
 		}
 	default:
-		switch j.random.IntN(8) {
+		switch j.random.IntN(9) {
 		case 0:
 			j.results.count("publish twice")
 			j.publish(ctx, j.node, false)
+		case 8:
+			j.results.count("a second job with the same disk is refused by the node")
+			j.publish(ctx, j.node, false)
+			j.sendUnpublish(ctx, j.node)
 		case 1, 2, 3:
 			if j.unpublished[j.node] {
 				j.results.count("late repetition of an unpublish")
-				j.unpublishOnce(ctx, j.node)
+				j.sendUnpublish(ctx, j.node)
 			}
 		case 4:
 			j.results.count("stop without an unpublish")
 			j.published("")
+			j.release()
 		case 5:
 			j.stopInOrder(ctx)
 		default:
@@ -283,8 +312,21 @@ func (j *job) stopUnmountedLater(ctx context.Context) {
 	unmounting.Wait()
 }
 
-// unpublishOnce sends one unpublish, and reports whether it succeeded. Nomad does not repeat it after an error.
+// unpublishOnce ends the job with one unpublish, and reports whether that succeeded. Nomad does not repeat it after an
+// error. It releases the claim when it has the answer.
 func (j *job) unpublishOnce(ctx context.Context, node string) bool {
+	defer j.release()
+	return j.sendUnpublish(ctx, node)
+}
+
+func (j *job) release() {
+	if err := j.claims.release(j.id); err != nil {
+		j.results.violation("the claim cannot be released: %v", err)
+	}
+}
+
+// sendUnpublish sends one unpublish, and reports whether it succeeded.
+func (j *job) sendUnpublish(ctx context.Context, node string) bool {
 	_, err := send(ctx, j.actor, csi.ControllerClient.ControllerUnpublishVolume,
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: j.id, NodeId: node})
 	if err != nil {

@@ -35,6 +35,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/openapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -85,6 +86,8 @@ type Options struct {
 	OtherRacksWait time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *controller.PlannedRestarts
+	// Orchestrator tells who uses a volume. It may be nil.
+	Orchestrator orchestrator.Claims
 	// CleanUpRestarts makes a controller in attach mode hot end the restarts that attach mode restart left behind.
 	CleanUpRestarts *restart.Options
 	// Unplanned makes the controller run without the engines that plan restarts.
@@ -176,6 +179,7 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 		TemporaryAge:   r.Options.SweepAge,
 		OtherRacksWait: r.Options.OtherRacksWait,
 		Restarts:       r.Options.Restarts,
+		Orchestrator:   r.Options.Orchestrator,
 		Metrics:        r.Options.Metrics,
 		Log:            log,
 	})
