@@ -45,7 +45,10 @@ type Claims interface {
 	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
 	// false or an error if that is not certain. Both are node IDs.
 	Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error)
-	// Claimed returns those of the volumes that a workload on the node may use, or on any node if nodeID is empty. It
-	// returns a text about the claim on each. It MUST return an error if it may miss a claim.
+	// Claimed returns those of the volumes that a workload on the node may use, with a text about the claim on each. It
+	// MUST return an error if it may miss a claim.
 	Claimed(ctx context.Context, nodeID string, volumeIDs []string) (map[string]string, error)
+	// Registered returns the names under which the orchestrator has a volume, as far as it shows them. One that creates a
+	// volume registers it after the call.
+	Registered(ctx context.Context, volumeID string) ([]string, error)
 }

@@ -63,6 +63,33 @@ func graceOf(grace time.Duration) func(*coretest.Options) {
 	return func(o *coretest.Options) { o.DetachGrace = grace }
 }
 
+// claims is an orchestrator that gives one answer about each volume.
+type claims struct {
+	by  string
+	err error
+}
+
+func (claims) Moved(context.Context, string, string, string) (bool, error) { return false, nil }
+func (claims) Registered(context.Context, string) ([]string, error)        { return nil, nil }
+
+func (c claims) Claimed(_ context.Context, _ string, volumeIDs []string) (map[string]string, error) {
+	return map[string]string{volumeIDs[0]: c.by}, c.err
+}
+
+// asking makes a rig whose controller asks for the claims, but carries no deferred detach out by itself.
+func asking(o orchestrator.Claims) func(*coretest.Options) {
+	return func(opts *coretest.Options) {
+		opts.DetachGrace, opts.Orchestrator, opts.Unplanned = 100*time.Millisecond, o, true
+	}
+}
+
+// publishFromB publishes on node-a the volume that was just unpublished from node-b.
+func publishFromB(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+	coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+	coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
+	publishOnA(t, r, trace)
+}
+
 func noHotplug(o *coretest.Options) { o.Rack.Hotplug = false }
 
 func condition(condition orchestrator.TraceCondition) func(*testing.T, *coretest.Rig, *orchestrator.Trace) {
@@ -136,11 +163,7 @@ var stories = map[string]story{
 	},
 	"detach deferred": {
 		reason: "DetachDeferred", rig: graceOf(time.Hour),
-		arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
-			coretest.Must(t, r.Unpublish(t, trace.VolumeID, r.Node(t, "node-b")))
-			publishOnA(t, r, trace)
-		},
+		arrange: publishFromB,
 	},
 	"detach deferred without a time": {
 		reason: "DetachUntimed", rig: graceOf(time.Hour),
@@ -151,6 +174,12 @@ var stories = map[string]story{
 			}
 			said(trace, r.Delete(t, trace.VolumeID))
 		},
+	},
+	"nobody says whether the disk is in use": {
+		reason: "ClaimsUnknown", rig: asking(claims{err: errors.New("the token may not read")}), arrange: publishFromB,
+	},
+	"the disk is in use on the other node": {
+		reason: "ClaimedThere", rig: asking(claims{by: "allocation 5a7d9b11"}), arrange: publishFromB,
 	},
 	"disk gone": {reason: "DiskGone", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		coretest.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(trace.VolumeID)}))

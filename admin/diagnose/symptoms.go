@@ -232,6 +232,22 @@ var Symptoms = []Symptom{
 		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
+		"ClaimsUnknown", "attachment",
+		says("it is unknown whether it is in use", "does not say whether a workload on it has claimed volume"),
+		"the controller cannot find out whether the disk of an unpublished volume is in use, so the disk stays attached",
+		actorOperator,
+		"nomad alloc logs -namespace=oxide-csi -stderr of the controller's allocation has the reason: mostly the policy controller.policy.hcl is not applied",
+		"Before the plugin detaches a disk later than Nomad asked, it asks Nomad for the claims on it, in all namespaces. Without a certain answer the disk stays.",
+	},
+	{
+		"ClaimedThere", "attachment",
+		says("a workload there has claimed it", "a workload on it has claimed volume"),
+		"an allocation on another client, or one of another volume with the same disk, has claimed the disk that would have to leave",
+		actorOperator,
+		"nomad alloc logs -namespace=oxide-csi -stderr of the controller's allocation names the claim: end that allocation, if it may end",
+		"A disk can have several volumes in Nomad: in two namespaces, or registered twice. A claim on one of them keeps the disk attached.",
+	},
+	{
 		"DetachDeferred",
 		"attachment",
 		says("(--detach-grace)", "is just being detached from the instance that had it before"),

@@ -28,6 +28,8 @@ type claimant struct {
 	mu sync.Mutex
 	// nodes are the nodes with a claim, by volume.
 	nodes map[string][]string
+	// names are the names of a volume in the orchestrator.
+	names map[string][]string
 	// silent makes it not answer; failure is the answer if it is not nil.
 	silent  bool
 	failure error
@@ -43,7 +45,7 @@ func (c *claimant) Claimed(ctx context.Context, nodeID string, volumeIDs []strin
 	silent, failure := c.silent, c.failure
 	claimed := map[string]string{}
 	for _, id := range volumeIDs {
-		if nodeID == "" && len(c.nodes[id]) > 0 || slices.Contains(c.nodes[id], nodeID) {
+		if slices.Contains(c.nodes[id], nodeID) {
 			claimed[id] = "allocation 5a7d9b11 (web)"
 		}
 	}
@@ -53,6 +55,23 @@ func (c *claimant) Claimed(ctx context.Context, nodeID string, volumeIDs []strin
 		return nil, ctx.Err()
 	}
 	return claimed, failure
+}
+
+func (c *claimant) Registered(ctx context.Context, volumeID string) ([]string, error) {
+	c.mu.Lock()
+	silent, names := c.silent, c.names[volumeID]
+	c.mu.Unlock()
+	if silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return names, nil
+}
+
+func (c *claimant) register(volumeID string, names ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.names = map[string][]string{volumeID: names}
 }
 
 // set sets the nodes that have claimed a volume.
@@ -151,7 +170,7 @@ func TestDiskStaysWithoutAnAnswer(t *testing.T) {
 				d.wantHeld(t, id)
 				began := time.Now()
 				wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition,
-					"the orchestrator does not say whether it is in use there")
+					"it is unknown whether it is in use")
 				if took := time.Since(began); took > 6*time.Second {
 					t.Errorf("the publish took %s", took)
 				}
@@ -276,19 +295,35 @@ func TestRequestIsNotHeldUpByItsOwnClaim(t *testing.T) {
 	})
 }
 
-// A volume is not created a second time while a job uses its disk under another ID. A repeated create succeeds.
-func TestSecondIDOfAClaimedDisk(t *testing.T) {
+// A volume is not created a second time while the orchestrator has its disk under another ID, used or not. A repeated
+// create succeeds: nothing is registered yet. Without an answer it succeeds, too.
+func TestSecondIDOfADisk(t *testing.T) {
 	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
 		create := func() error {
 			_, err := d.service.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 			return err
 		}
-		wantRejected(t, create(), codes.AlreadyExists, "in use under another ID")
-		c.answer(false, errors.New("the token may not read"))
 		coretest.Must(t, create())
-		c.answer(false, nil)
-		c.set(id)
+		c.register(id, "blue/data")
+		wantRejected(t, create(), codes.AlreadyExists, "under another ID or in another namespace: use another name")
+		c.answer(true, nil)
 		coretest.Must(t, create())
+	})
+}
+
+// A disk is not deleted while the orchestrator has it under a second ID.
+func TestDeletionOfADiskWithTwoIDs(t *testing.T) {
+	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, _ string) {
+		id := d.create(t, "other")
+		remove := func() error {
+			_, err := d.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+			return err
+		}
+		c.register(id, "blue/data", "red/data")
+		wantRejected(t, remove(), codes.FailedPrecondition, "under 2 IDs, which the controller's log names: deregister the others")
+		c.register(id, "blue/data")
+		coretest.Must(t, remove())
+		coretest.Must(t, remove())
 	})
 }
 
@@ -367,4 +402,29 @@ func TestNoRestartInVain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An instance that its owner has stopped keeps the disk of a job that comes back with it, although another node asks for
+// the volume.
+func TestStoppedInstanceKeepsAClaimedDisk(t *testing.T) {
+	t.Parallel()
+	c := &claimant{nodes: map[string][]string{}}
+	r := newRestartRig(t, func(o *coretest.Options) { o.DetachGrace, o.Orchestrator = time.Hour, c })
+	node, used := r.Node(t, "node-a"), r.Create(t, "used")
+	c.set(used, node)
+	r.unpublishedTimed(t, node, used)
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+	publish := func() bool { return r.Publish(t, used, r.Node(t, "node-b")) == nil }
+	coretest.Eventually(t, "a planned restart has begun and ended", func() bool {
+		if publish() {
+			t.Fatalf("the disk was taken from node-a; the questions were %q", c.questions())
+		}
+		return len(r.records(t, "csi-restart-")) > 0
+	})
+	r.restartsDone(t)
+	if got := r.Holder(t, used); got != node {
+		t.Errorf("the disk is on %q", got)
+	}
+	c.set(used)
+	coretest.Eventually(t, "the volume is published on the other node", publish)
 }

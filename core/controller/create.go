@@ -382,8 +382,8 @@ func (c rackController) resolveCreate(ctx context.Context, want volumeRequest, c
 	return c.checkExisting(ctx, want, disk)
 }
 
-// checkExisting rejects an existing disk with the volume's name if it does not match the request, is faulted, or is in
-// use under another ID. It waits while the disk changes state, and returns the disk in its stable state.
+// checkExisting rejects an existing disk with the volume's name if it does not match the request, is faulted, or has
+// another ID in the orchestrator. It waits while the disk changes state, and returns the disk in its stable state.
 func (c rackController) checkExisting(ctx context.Context, want volumeRequest, disk rack.Disk) (rack.Disk, error) {
 	if err := c.checkMatches(disk, want); err != nil {
 		return rack.Disk{}, err
@@ -403,7 +403,7 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 			c.rack.Name(),
 		)
 	}
-	return stable, c.checkNotClaimed(ctx, want, stable)
+	return stable, c.checkNotRegistered(ctx, want, stable)
 }
 
 // checkMatches rejects a disk that has the volume's name and differs from the request.

@@ -229,9 +229,9 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Defe
 	left, stays := c.detacher.Left(deferred), c.detacher.Stays(deferred)
 	switch {
 	case errors.Is(stays, detach.ErrClaimed): // the claim may be another team's
-		when = "a workload there has claimed it, which the controller's log names: end that one"
+		when = "a workload there has claimed it (see the controller's log)"
 	case stays != nil:
-		when = "the orchestrator does not say whether it is in use there: see the controller's log"
+		when = "it is unknown whether it is in use (see the controller's log)"
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed && c.detacher.Asks():

@@ -115,7 +115,8 @@ func (c rackController) checkExpansionOwner(ctx context.Context, volumeID string
 	)
 }
 
-// checkDeletable rejects a disk that is attached, or that does not belong to this cluster. It waits while the disk
+// checkDeletable rejects a disk that is attached, that does not belong to this cluster, or that another volume of the
+// orchestrator has, too. It waits while the disk
 // changes state, and updates *disk.
 func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	reason, err := c.notOwnedReason(ctx, disk.Description, disk.VolumeID)
@@ -149,7 +150,7 @@ func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) err
 	if disk.InstanceID != "" {
 		return c.attachedError(ctx, *disk)
 	}
-	return nil
+	return c.checkOnlyRegistration(ctx, *disk)
 }
 
 // checkProject rejects a disk of another project. A rack looks up an ID in the whole silo (docs/reference/rack.md §1).

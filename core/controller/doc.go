@@ -11,7 +11,7 @@
 //   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
 //   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
 //   - refusals.go: refusals that are answered from a cache; defer.go: detaches that wait for a grace period
-//   - moved.go: volumes that an orchestrator has moved without an unpublish
+//   - orchestrator.go: what only an orchestrator knows: which nodes may use a volume
 //   - expand.go: ControllerExpandVolume; snapshot.go, list.go, capacity.go, health.go: the other RPCs
 //   - details.go: what answers of CSI have no field for; accesstoken.go: warns before the token expires
 //   - racks.go: which of several racks has a volume; topology.go: which racks a request allows

@@ -24,29 +24,47 @@ func (c *Service) claimed(ctx context.Context, nodeID string, volumeIDs []string
 	return c.orchestrator.Claimed(asking, nodeID, volumeIDs)
 }
 
-// checkNotClaimed rejects the creation of a volume whose disk exists and is claimed: the orchestrator has the disk under
-// another ID. It does not know that both are one disk. So it would let a second workload use the disk, and unpublish
-// it for one workload while the other uses it. Without an answer nothing is rejected: this may be the repetition of the
-// call that made the disk.
-func (c *Service) checkNotClaimed(ctx context.Context, want volumeRequest, disk rack.Disk) error {
+// registered is [orchestrator.Claims.Registered] within [orchestratorTimeout], for a check that only rejects what is certain.
+// Without an answer it returns none.
+func (c *Service) registered(ctx context.Context, volumeID string) ([]string, error) {
 	if c.orchestrator == nil {
-		return nil
+		return nil, nil
 	}
-	claimed, err := c.claimed(ctx, "", []string{disk.VolumeID})
+	asking, cancel := context.WithTimeout(ctx, orchestratorTimeout)
+	defer cancel()
+	names, err := c.orchestrator.Registered(asking, volumeID)
 	if err != nil {
-		c.log.Warn("cannot find out whether the disk of a repeated create is in use under another ID",
-			"volume_id", disk.VolumeID, "name", want.name, "error", err.Error())
-		return ctx.Err()
+		c.log.Warn("cannot find out whether the orchestrator has the disk under another ID", "volume_id", volumeID,
+			"error", err.Error())
+		return nil, ctx.Err()
 	}
-	by, is := claimed[disk.VolumeID]
-	if !is {
-		return nil
+	return names, nil
+}
+
+// checkNotRegistered rejects the creation of a volume whose disk exists and is registered with the orchestrator: it would
+// get a second ID. The orchestrator does not know that both are one disk, which may be of two teams. The orchestrator
+// registers a volume after its creation, so the repetition of a create is not rejected.
+func (c *Service) checkNotRegistered(ctx context.Context, want volumeRequest, disk rack.Disk) error {
+	names, err := c.registered(ctx, disk.VolumeID)
+	if err != nil || len(names) == 0 {
+		return err
 	}
-	c.log.Warn("a volume is created whose disk is in use under another ID", "volume_id", disk.VolumeID,
-		"name", want.name, "claim", by)
+	c.log.Warn("rejected a second ID of a disk", "volume_id", disk.VolumeID, "name", want.name, "has", names)
 	return rpc.AlreadyExists(
-		"volume %q: its disk %q (%s) is in use under another ID or in another namespace: use another name",
+		"volume %q: its disk %q (%s) is registered with the orchestrator under another ID or in another namespace: use another name",
 		want.name, disk.Name, disk.ID)
+}
+
+// checkOnlyRegistration rejects the deletion of a disk that the orchestrator has under more than one ID.
+func (c *Service) checkOnlyRegistration(ctx context.Context, disk rack.Disk) error {
+	names, err := c.registered(ctx, disk.VolumeID)
+	if err != nil || len(names) < 2 {
+		return err
+	}
+	c.log.Warn("rejected the deletion of a disk with several IDs", "volume_id", disk.VolumeID, "has", names)
+	return rpc.FailedPrecondition(
+		"disk %q (%s) is registered with the orchestrator under %d IDs, which the controller's log names: deregister the others first",
+		disk.Name, disk.ID, len(names))
 }
 
 // unpublishMoved makes up for an unpublish that the orchestrator left out. The disk is attached to another instance,

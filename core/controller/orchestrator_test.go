@@ -43,6 +43,8 @@ func (m *moving) Moved(ctx context.Context, volumeID, from, to string) (bool, er
 // unclaimed is an orchestrator in which no volume has a claim.
 type unclaimed struct{}
 
+func (unclaimed) Registered(context.Context, string) ([]string, error) { return nil, nil }
+
 func (unclaimed) Claimed(context.Context, string, []string) (map[string]string, error) {
 	return nil, nil
 }

@@ -173,11 +173,11 @@ func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) 
 	case old.Over:
 		old.Over, old.Untimed = false, true
 		return old, true
-	case d.Asks() && d.Left(old) == 0:
-		// A process may just have been told that the volume is in use, and be about to end the deferred detach. This request
-		// may be for that use, so it changes the record, and starts the grace period anew.
-		return old, true
-	case old.Untimed && !d.Asks() && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
+	case d.Asks():
+		// When the grace period is over, a process may just have been told that the volume is in use, and be about to end the
+		// deferred detach. This request may be for that use, so it changes the record, and starts the grace period anew.
+		return old, d.Left(old) == 0
+	case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
 		old.Untimed = false // so long after the volume was published again, this is a new request
 		return old, true
 	}

@@ -349,6 +349,29 @@ func TestRecordOfARestartStays(t *testing.T) {
 	}
 }
 
+// An unpublish that comes long after the volume was published again gives no time to the detach, if there is an
+// orchestrator to ask: it may be a second old one.
+func TestUntimedIsAskedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, claimed := &world{holder: instance, turn: func(string) {}}, true
+		d := newAsking(actor{w, ""}, &claimed)
+		must(t, d.Defer(t.Context(), volume, instance))
+		must(t, d.TakeBack(t.Context(), volume))
+		for range 2 {
+			must(t, d.Defer(t.Context(), volume, instance))
+			time.Sleep(11 * time.Minute)
+		}
+		set, err := d.List(t.Context())
+		must(t, err)
+		if deferred, ok := set.Of(volume, instance); !ok || !deferred.Untimed {
+			t.Errorf("the deferred detach is %+v, %t", deferred, ok)
+		}
+		if _, err := d.StartClock(t.Context(), set.From(instance)[0]); !errors.Is(err, detach.ErrClaimed) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // A record that belongs to another cluster is neither used nor deleted.
 func TestRecordOfAnotherCluster(t *testing.T) {
 	w := &world{holder: instance, turn: func(string) {}}

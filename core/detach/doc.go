@@ -30,6 +30,14 @@
 // instance is stopped or gone, or when a person asks for it. The record remembers the instances that had the volume
 // before, too: it may come back to one of them.
 //
+// # Claims
+//
+// A request may also be for another workload than the one that uses the disk. So if there is an orchestrator to ask, it
+// is asked which volumes workloads on the instance have claimed, before any deferred detach is carried out, and before
+// one without a time gets its time. A disk with a claim stays, and so does each disk without a certain answer. The
+// question comes after the record was read. A workload that claims the volume later publishes it before it uses the
+// volume, and that changes the record.
+//
 // # Time
 //
 // Safety never depends on comparing two clocks. Each process counts the grace period, and the life of a detaching

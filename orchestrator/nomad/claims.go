@@ -28,10 +28,21 @@ type claim struct {
 	by string
 }
 
-// Claimed returns those of the volumes, by their external IDs, that may be used on the node with that ID, or on any node
-// if nodeID is empty. It returns a text about one claim on each. A claim counts under each ID that a volume has in
-// Nomad, in each namespace, and also if it is not known for which node it is. It returns an error if the answer may lack
-// a claim. With ACLs on it needs the policy controller.policy.hcl.
+// Registered returns the namespaces and IDs of all volumes with this external ID that the token may see.
+func (o *Operator) Registered(ctx context.Context, volumeID string) (names []string, err error) {
+	volumes, err := o.volumes(ctx, controllerPolicyFile)
+	for _, v := range volumes {
+		if strings.EqualFold(v.ExternalID, volumeID) {
+			names = append(names, v.Namespace+"/"+v.ID)
+		}
+	}
+	return names, err
+}
+
+// Claimed returns those of the volumes, by their external IDs, that may be used on the node with that ID. It returns a
+// text about one claim on each. A claim counts under each ID that a volume has in Nomad, in each namespace, and also if
+// it is not known for which node it is. It returns an error if the answer may lack a claim. With ACLs on it needs the
+// policy controller.policy.hcl.
 func (o *Operator) Claimed(ctx context.Context, nodeID string, volumeIDs []string) (map[string]string, error) {
 	all, err := o.claims(ctx, volumeIDs)
 	if err != nil {
@@ -39,7 +50,7 @@ func (o *Operator) Claimed(ctx context.Context, nodeID string, volumeIDs []strin
 	}
 	claimed := map[string]string{}
 	for _, c := range all {
-		if nodeID != "" && c.nodeID != "" && !strings.EqualFold(c.nodeID, nodeID) {
+		if c.nodeID != "" && !strings.EqualFold(c.nodeID, nodeID) {
 			continue
 		}
 		for _, volumeID := range volumeIDs {

@@ -34,7 +34,7 @@ func identityWith(rules ...object) answers {
 
 // lostClient is a client whose node plugin the plugin's entry no longer lists.
 func lostClient(instance string) answers {
-	return answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: client(nodeA, instance)}
+	return answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: clientWith(nodeA, instance)}
 }
 
 // TestClaimed looks whether a claim from a node is found, under whatever ID the disk has in Nomad. Every answer that may
@@ -50,7 +50,6 @@ func TestClaimed(t *testing.T) {
 	}{
 		"claimed here":                       {want: "data"},
 		"claimed on another node":            {node: "instance-a"},
-		"on any node":                        {node: "-", want: "data"},
 		"the node's ID is written otherwise": {node: "INSTANCE-B", want: "data"},
 		"the volume's ID is written otherwise": {change: answers{"/v1/volumes": []object{{
 			"ID": "data", "Namespace": "shop", "ExternalID": strings.ToUpper(idA), "CurrentWriters": 1,
@@ -95,11 +94,8 @@ func TestClaimed(t *testing.T) {
 			maps.DeleteFunc(all, func(_ string, answer any) bool { return answer == nil })
 			options, _ := serveNomad(t, all)
 			node := test.node
-			switch node {
-			case "":
+			if node == "" {
 				node = here
-			case "-":
-				node = ""
 			}
 			want := map[string]string{}
 			if test.want != "" {
@@ -156,5 +152,22 @@ func TestOneQuestionForAllVolumes(t *testing.T) {
 	}
 	if len(*calls) != 1+1+5+1 { // the token, the list, the volumes with claims, their plugin
 		t.Errorf("calls %v", *calls)
+	}
+}
+
+// A disk can have several volumes in Nomad.
+func TestRegistered(t *testing.T) {
+	all := moved()
+	all["/v1/volumes"] = []object{volumeOf("data", 0), volumeOf("same", 1), {
+		"ID": "other", "Namespace": "shop", "ExternalID": idB,
+	}, {"ID": "data", "Namespace": "blue", "ExternalID": strings.ToUpper(idA)}}
+	options, _ := serveNomad(t, all)
+	got, err := nomad.NewOperator(options).Registered(t.Context(), idA)
+	if diff := cmp.Diff([]string{"shop/data", "shop/same", "blue/data"}, got); diff != "" || err != nil {
+		t.Errorf("(-want +got): %s%v", diff, err)
+	}
+	all["/v1/volumes"] = refusal(403)
+	if got, err := nomad.NewOperator(options).Registered(t.Context(), idA); err == nil {
+		t.Errorf("got %v without an error", got)
 	}
 }

@@ -51,12 +51,15 @@ func (c claims) Claimed(_ context.Context, nodeID string, volumeIDs []string) (m
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		if err == nil && (nodeID == "" || string(node) == nodeID) {
+		if err == nil && string(node) == nodeID {
 			claimed[volumeID] = "the job of the volume"
 		}
 	}
 	return claimed, nil
 }
+
+// Registered implements [orchestrator.Claims]. Each volume has one ID here.
+func (claims) Registered(context.Context, string) ([]string, error) { return nil, nil }
 
 func (c claims) file(volumeID string) string { return filepath.Join(string(c), volumeID) }
 
@@ -231,14 +234,15 @@ func (j *job) step(ctx context.Context) {
 			j.run(ctx, j.lastOrAny(), true)
 		}
 	default:
-		switch j.random.IntN(9) {
+		switch j.random.IntN(10) {
 		case 0:
 			j.results.count("publish twice")
 			j.publish(ctx, j.node, false)
-		case 8:
+		case 8, 9:
 			j.results.count("a second job with the same disk is refused by the node")
 			j.publish(ctx, j.node, false)
 			j.sendUnpublish(ctx, j.node)
+			_ = pause(ctx, nomadGrace+time.Second) // the caller checks the context
 		case 1, 2, 3:
 			if j.unpublished[j.node] {
 				j.results.count("late repetition of an unpublish")

@@ -207,7 +207,7 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 	detach("node-b")
 	c.placed("node-a")
 	c.stopped(t, operator)
-	// The volume was on this client a short time before, so that the unpublish may be an old one and has no clock.
+	// The controller may not read the claims, so it detaches nothing by itself.
 	detach("node-a")
 	eventually(t, "the volume can be deleted", func() bool {
 		_, _, err := operator.try("volume", "delete", "data")
