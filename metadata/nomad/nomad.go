@@ -46,12 +46,6 @@ const (
 	keyRack       = "oxide.rack"
 )
 
-// maxSocketPath is the kernel's limit for the path of a unix socket, in bytes.
-const maxSocketPath = 107
-
-// defaultAddress is the default address of an agent.
-const defaultAddress = "http://127.0.0.1:4646"
-
 // Options says how to reach the agent. The zero value means "http://127.0.0.1:4646" without a token.
 type Options struct {
 	// Socket is the URL of the task API's socket, such as "unix:///secrets/api.sock". Nomad gives it to a task with a
@@ -208,7 +202,11 @@ func (o Options) callAt(
 	op Operation,
 	ask func(*api.Client) error,
 ) *metadata.Error {
-	httpClient, err := o.client(address)
+	at, err := parseAddress(address)
+	var httpClient *http.Client
+	if err == nil {
+		httpClient, err = o.client(at)
+	}
 	if err != nil {
 		return &metadata.Error{
 			Kind:  metadata.ErrInvalid,
@@ -217,7 +215,7 @@ func (o Options) callAt(
 			Next:  "correct NOMAD_ADDR, or the files for TLS",
 		}
 	}
-	client, err := api.NewClient(&api.Config{Address: address, SecretID: token, HttpClient: httpClient})
+	client, err := api.NewClient(&api.Config{Address: at.url, SecretID: token, HttpClient: httpClient})
 	if err != nil {
 		return &metadata.Error{
 			Kind:  metadata.ErrInvalid,
@@ -233,20 +231,7 @@ func (o Options) callAt(
 }
 
 // client makes an HTTP client for one request to an address. The connection is closed after the request.
-func (o Options) client(address string) (*http.Client, error) {
-	parsed, err := url.Parse(address)
-	switch {
-	case err != nil || parsed.User != nil || parsed.Scheme != "http" && parsed.Scheme != "https" && parsed.Scheme != "unix":
-		return nil, errors.New("it is not http://host:port, https://host:port or unix:///path")
-	case parsed.Scheme == "unix" && parsed.Path == "", parsed.Scheme != "unix" && parsed.Host == "":
-		return nil, errors.New("it names neither a host nor a socket")
-	case parsed.Scheme == "unix" && len(parsed.Path) > maxSocketPath:
-		return nil, fmt.Errorf(
-			"the path of its socket has %d bytes, more than the limit of %d: shorten Nomad's data_dir",
-			len(parsed.Path),
-			maxSocketPath,
-		)
-	}
+func (o Options) client(at agentAddress) (*http.Client, error) {
 	base := &http.Transport{
 		Proxy:             http.ProxyFromEnvironment,
 		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},
@@ -257,9 +242,10 @@ func (o Options) client(address string) (*http.Client, error) {
 		// A redirect is not followed: only the configured agent gets the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	if parsed.Scheme == "unix" {
+	if at.socket != "" {
+		base.Proxy = nil
 		base.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", parsed.Path)
+			return new(net.Dialer).DialContext(ctx, "unix", at.socket)
 		}
 		return client, nil
 	}

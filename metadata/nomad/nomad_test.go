@@ -231,7 +231,7 @@ func TestAddresses(t *testing.T) {
 		"with a password": {func(a *agent) nomad.Options { return nomad.Options{Address: "http://me:canary@127.0.0.1:1"} }, metadata.ErrInvalid, nil},
 		"another scheme":  {func(a *agent) nomad.Options { return nomad.Options{Address: "ftp://127.0.0.1"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
 		"no scheme":       {func(a *agent) nomad.Options { return nomad.Options{Address: "127.0.0.1:4646"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
-		"no host":         {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"names neither a host nor a socket"}},
+		"no host":         {func(a *agent) nomad.Options { return nomad.Options{Address: "http://"} }, metadata.ErrInvalid, []string{"it is not http://host:port"}},
 		"a path that is too long": {func(a *agent) nomad.Options {
 			return nomad.Options{Socket: "unix:///" + strings.Repeat("x", 107), Token: token}
 		}, metadata.ErrInvalid, []string{"has 108 bytes, more than the limit of 107: shorten Nomad's data_dir"}},
