@@ -13,6 +13,7 @@ import (
 	"regexp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
@@ -62,9 +63,9 @@ func redactor(cfg config.Config) func([]byte) []byte {
 	return func(text []byte) []byte {
 		for _, secret := range secrets {
 			if secret != "" {
-				text = bytes.ReplaceAll(text, []byte(secret), []byte("(redacted)"))
+				text = bytes.ReplaceAll(text, []byte(secret), []byte(redact.Redacted))
 			}
 		}
-		return secretForms.ReplaceAll(text, []byte("(redacted)"))
+		return []byte(redact.UserInfo(string(secretForms.ReplaceAll(text, []byte(redact.Redacted)))))
 	}
 }

@@ -53,6 +53,7 @@
 //   - codes.go: the one table from the errors of the packages below to gRPC codes
 //   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need
 //   - core/keylock: one operation per volume at a time
+//   - core/redact: takes users and passwords of URLs out of logs and errors
 //   - core/rack: the rack's client, the only package that imports the SDK; core/rack/diskname: names of disks
 //   - core/detach: detaches disks later than asked
 //   - core/expand: makes a volume larger by a new disk

@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/buckets"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
 
@@ -86,7 +87,7 @@ func serve(ctx context.Context, opts settings, stderr io.Writer) error {
 	if err != nil {
 		return configError{err}
 	}
-	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: redact.Attribute}))
 	driver, err := buckets.New(buckets.Options{ClusterID: opts.clusterID, Stores: stores, Log: log})
 	if err != nil {
 		return configError{err}

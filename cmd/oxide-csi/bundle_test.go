@@ -41,12 +41,13 @@ header="{\"X-Nomad-Token\":[\"TOKEN\"]}"
 x-nomad-token='TOKEN'
 Authorization: Bearer TOKEN
 Authorization: Basic PASSWORD
+HTTPS_PROXY=http://user:PASSWORD@proxy:3128 HTTP_PROXY=user:PASSWORD@proxy:3128
 map[Authorization:[Basic PASSWORD]]
 END
 `)
 	must(t, os.WriteFile(filepath.Join(programs, "journalctl"), []byte(journal), 0o755))
 	environ := append(
-		h.rackEnv(t), "OXIDE_TOKEN="+canary, "NOMAD_TOKEN="+canary, "PATH="+programs+":"+os.Getenv("PATH"),
+		h.rackEnv(t), "NOMAD_ADDR=https://user:"+password+"@nomad:4646", "OXIDE_TOKEN="+canary, "NOMAD_TOKEN="+canary, "PATH="+programs+":"+os.Getenv("PATH"),
 	)
 	file := filepath.Join(h.dir, "bundle.tar")
 	kubeconfig := serveCluster(t, c)

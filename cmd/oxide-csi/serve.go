@@ -24,6 +24,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 )
@@ -243,7 +244,9 @@ func (t *tasks) runUntil(ctx context.Context, name string, task func(context.Con
 }
 
 func newLogger(cfg config.Config, stderr io.Writer) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: withRackRequestID}
+	opts := &slog.HandlerOptions{Level: cfg.LogLevel, ReplaceAttr: func(groups []string, attr slog.Attr) slog.Attr {
+		return redact.Attribute(groups, withRackRequestID(groups, attr))
+	}}
 	if cfg.LogFormat == config.LogJSON {
 		return slog.New(slog.NewJSONHandler(stderr, opts))
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -62,7 +63,7 @@ func newStore(opts StoreOptions) (*Store, error) {
 	}
 	for _, endpoint := range []string{opts.Endpoint, opts.WorkloadEndpoint} {
 		if parsed, err := url.Parse(endpoint); endpoint != "" &&
-			(err != nil || parsed.Host == "" || parsed.User != nil || parsed.Path != "" ||
+			(err != nil || parsed.Host == "" || parsed.User != nil || parsed.Path != "" || strings.ContainsAny(endpoint, "?#") ||
 				parsed.Scheme != "http" && parsed.Scheme != "https") {
 			return nil, fmt.Errorf("store %q: an endpoint is no URL of the form https://HOST:PORT", opts.Name)
 		}

@@ -46,3 +46,17 @@ func TestRequestsAreBounded(t *testing.T) {
 		t.Errorf("%d requests at once, want %d", most, maxRequests)
 	}
 }
+
+// TestStoreEndpoints checks that an endpoint is a host and a port. The path of a request would follow the rest of it.
+func TestStoreEndpoints(t *testing.T) {
+	for endpoint, valid := range map[string]bool{
+		"http://gateway:7070": true, "https://[fe80::1%25eth0]:7070": true,
+		"http://gateway:7070/path": false, "http://gateway:7070?a=b": false, "http://gateway:7070#a": false,
+		"http://user:canary@gateway:7070": false, "gateway:7070": false,
+	} {
+		_, err := newStore(StoreOptions{Name: "main", Endpoint: endpoint, Region: "r", AccessKey: "a", SecretKey: "s"})
+		if (err == nil) != valid {
+			t.Errorf("%s: %v", endpoint, err)
+		}
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 )
 
 // Problem is one problem of the configuration.
@@ -61,8 +63,9 @@ func (p Problems) has(flag string) bool {
 	return false
 }
 
-// redactTokens returns s on one line without tokens: neither the configured token nor a text that looks like a token.
-// Most messages quote the user's value, and a token in the wrong setting must not get into a log.
+// redactTokens returns s on one line without tokens and without users and passwords of URLs: neither the configured token
+// nor a text that looks like one. Most messages quote the user's value, and a secret in the wrong setting must not get
+// into a log.
 func redactTokens(s string, token Token) string {
 	if t := strings.TrimSpace(token.Reveal()); len(t) >= minSecret {
 		s = strings.ReplaceAll(s, t, redacted)
@@ -74,7 +77,7 @@ func redactTokens(s string, token Token) string {
 		}
 		return redacted
 	})
-	return strings.Join(strings.Fields(s), " ")
+	return redact.UserInfo(strings.Join(strings.Fields(s), " "))
 }
 
 // minSecret is the shortest token that is redacted. A shorter text is no secret, and replacing it everywhere would make

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"reflect"
@@ -166,7 +166,7 @@ func hostURL(host string) (string, error) {
 	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.ForceQuery || strings.Contains(text, "#"):
 		return "", fmt.Errorf("%q has more than a host and a port; write https://name or https://name:port", host)
 	}
-	return u.Scheme + "://" + u.Host, nil
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host}).String(), nil // with the zone of an address escaped
 }
 
 // validPort reports whether port is a valid port, or host has none.
@@ -184,6 +184,6 @@ func isLoopback(base string) bool {
 	if err != nil {
 		return false
 	}
-	ip := net.ParseIP(u.Hostname())
-	return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	ip, err := netip.ParseAddr(u.Hostname()) // also with a zone
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }

@@ -40,6 +40,8 @@ func TestHostURL(t *testing.T) {
 		"HTTPS://silo":                 "https://silo",
 		"http://127.0.0.1:12220":       "http://127.0.0.1:12220",
 		"[::1]:443":                    "https://[::1]:443",
+		"https://[fe80::1%25eth0]:443": "https://[fe80::1%25eth0]:443",
+		"[fe80::1%25eth0]":             "https://[fe80::1%25eth0]",
 	} {
 		got, err := hostURL(in)
 		if err != nil || got != want {
@@ -47,6 +49,18 @@ func TestHostURL(t *testing.T) {
 		}
 		if again, err := hostURL(got); err != nil || again != got {
 			t.Errorf("hostURL(%q) = %q, %v; want it unchanged", got, again, err)
+		}
+	}
+}
+
+// An address of this machine may have a zone.
+func TestLoopback(t *testing.T) {
+	for in, want := range map[string]bool{
+		"http://127.0.0.1:1": true, "http://localhost": true, "http://[::1]:1": true, "http://[::1%25lo]:1": true,
+		"http://[fe80::1%25lo]:1": false, "http://rack": false, "http://10.0.0.1": false,
+	} {
+		if got := isLoopback(in); got != want {
+			t.Errorf("isLoopback(%q) = %t", in, got)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -184,8 +185,8 @@ func withoutVarying(text string) string {
 // tokenPattern matches API tokens, also revoked ones.
 var tokenPattern = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
 
-// sanitize puts text from outside on one line and removes API tokens. A rack repeats no token, but a proxy in
+// sanitize puts text from outside on one line and removes API tokens, and users and passwords of URLs. A rack repeats no token, but a proxy in
 // front of it, or a server that is not a rack, may echo the request.
 func sanitize(text string) string {
-	return tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), "(redacted)")
+	return redact.UserInfo(tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), redact.Redacted))
 }
