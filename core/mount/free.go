@@ -26,8 +26,9 @@ import (
 const lingerTimeout = 3 * time.Second
 
 // StopWrites makes the filesystem that is mounted at path read-only, at all of its mounts in all mount namespaces. The
-// kernel refuses while a file is open for writing through any of them, and while the filesystem is frozen. Then
-// StopWrites tries again as [Unmount] does, and returns [ErrBusy] with the holder. The mounts keep their own flags.
+// kernel refuses while a file is open for writing through any of them. Then StopWrites tries again as [Unmount] does, and
+// returns [ErrBusy] with the holder. The kernel also refuses while the filesystem is frozen: see [Entry.Frozen]. The
+// mounts keep their own flags.
 func StopWrites(ctx context.Context, path string, dev device.Device) error {
 	return retryBusy(ctx, func() (bool, error) {
 		err := setFilesystemReadOnly(path, true)
@@ -36,7 +37,7 @@ func StopWrites(ctx context.Context, path string, dev device.Device) error {
 		}
 		return err == nil, err
 	}, func() string {
-		return "the filesystem of " + dev.String() + " has a writer, or is frozen; it is in use" + describeHolders(dev.Number)
+		return "the filesystem of " + dev.String() + " has a writer; it is in use" + describeHolders(dev.Number)
 	})
 }
 
@@ -66,16 +67,29 @@ func setFilesystemReadOnly(path string, readOnly bool) error {
 	if err != nil {
 		return fmt.Errorf("fspick %s: %w", path, err)
 	}
-	flag := "rw"
-	if readOnly {
-		flag = "ro"
-	}
-	err = unix.FsconfigSetFlag(picked, flag)
+	return setPickedReadOnly(picked, readOnly)
+}
+
+// setPickedReadOnly changes the superblock of an open fspick, and closes it.
+func setPickedReadOnly(picked int, readOnly bool) error {
+	err := unix.FsconfigSetFlag(picked, readOnlyFlag(readOnly))
 	if err == nil {
 		err = unix.FsconfigReconfigure(picked)
 	}
-	// An open fspick keeps the filesystem mounted. So it is closed while no program starts that could have a copy.
-	return errors.Join(err, hostexec.CloseUninherited(os.NewFile(uintptr(picked), "fspick")))
+	return errors.Join(err, closePicked(picked))
+}
+
+func readOnlyFlag(readOnly bool) string {
+	if readOnly {
+		return "ro"
+	}
+	return "rw"
+}
+
+// closePicked closes an fspick or fsopen. It keeps the filesystem mounted, so it is closed while no program starts that
+// could have a copy.
+func closePicked(picked int) error {
+	return hostexec.CloseUninherited(os.NewFile(uintptr(picked), "fspick"))
 }
 
 func remount(path string, readOnly bool) error {

@@ -205,6 +205,17 @@ func (t Table) OfDevice(n device.Number) []Entry {
 	return uses
 }
 
+// CheckNothingInside returns [ErrBusy] with the path if something is mounted in a folder of a mount, for example by a
+// container with bidirectional propagation. The kernel does not unmount entry while it is there.
+func (t Table) CheckNothingInside(entry Entry) error {
+	for _, inside := range t {
+		if inside.parent == entry.id && inside.id != entry.id {
+			return fmt.Errorf("%w: %s is mounted inside it, at %s: unmount that first", ErrBusy, inside, inside.Path)
+		}
+	}
+	return nil
+}
+
 // deleted is the end of a mount's root if the file or folder was removed from its filesystem.
 const deleted = "//deleted"
 

@@ -32,8 +32,8 @@ const (
 
 // Unmount unmounts every mount at path that gives access to device n. It returns nil when the mount table shows no such
 // mount, also if there was none before. It returns [ErrForeign] if another mount covers them, or if path has only other
-// mounts. Mounts below them stay. While a mount is in use, Unmount tries again for 30 s, or a little less than ctx
-// allows. Then it returns [ErrBusy] with the holder.
+// mounts. While a mount is in use, Unmount tries again for 30 s, or a little less than ctx allows. Then it returns
+// [ErrBusy] with the holder. If something is mounted inside it, Unmount returns [ErrBusy] at once.
 func Unmount(ctx context.Context, path string, n device.Number) error {
 	unmounted := false
 	n = device.DiskBelow(n)
@@ -51,6 +51,9 @@ func Unmount(ctx context.Context, path string, n device.Number) error {
 				return true, nil
 			}
 			return false, fmt.Errorf("%w: %s has a mount of %s, not of device %s", ErrForeign, path, mounts[0], n)
+		}
+		if err := table.CheckNothingInside(mounts[0]); err != nil {
+			return false, fmt.Errorf("unmount %s: %w", path, err)
 		}
 		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		switch {

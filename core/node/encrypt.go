@@ -142,7 +142,7 @@ func (n *Service) closeLeft(
 			return nil, fmt.Errorf("volume %s: its disk is open from an earlier stage: %w", volume.id, err)
 		}
 	}
-	return nil, n.checkFree(volume, dev, table)
+	return nil, n.checkFree(ctx, volume, dev, table)
 }
 
 // ownMapping returns the volume's open mapping on its disk, or nil. It closes the others: one that a killed cryptsetup
@@ -167,11 +167,11 @@ func (n *Service) ownMapping(ctx context.Context, volume nodeVolume, dev device.
 }
 
 // checkFree rejects a disk that is in use before it was opened: it would be used in clear.
-func (n *Service) checkFree(volume nodeVolume, dev device.Device, table mount.Table) error {
+func (n *Service) checkFree(ctx context.Context, volume nodeVolume, dev device.Device, table mount.Table) error {
 	if err := checkNotMounted(volume, dev, table); err != nil {
 		return err
 	}
-	own, err := n.checkForeignUser(volume, dev)
+	own, err := n.checkForeignUser(ctx, volume, dev)
 	if err == nil && own != nil {
 		err = foreignUser(volume, dev, own.String())
 	}

@@ -117,7 +117,7 @@ func (n *Service) publishFilesystem(ctx context.Context, p publishRequest) error
 			p.staging,
 		)
 	}
-	if staged.TurnedReadOnly && !p.readOnly && n.stoppedByUnstage(p.volume.id) {
+	if staged.ReadOnly && !p.readOnly && n.stoppedByUnstage(p.volume.id) {
 		return rpc.FailedPrecondition(
 			"volume %s is being unstaged at %s, and its filesystem is read-only: stage it first",
 			p.volume.id,
@@ -265,7 +265,7 @@ func (n *Service) NodeUnpublishVolume(
 			return nil, err
 		}
 		defer release()
-		err = n.unmountVolume(locked, target, id, n.unmountPublished)
+		err = n.unmountVolume(locked, target, id, n.unmountPublished(id))
 		if err == nil {
 			err = n.checkUncovered(id, target)
 		}
@@ -294,8 +294,15 @@ func (n *Service) NodeUnpublishVolume(
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (n *Service) unmountPublished(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
-	return mount.Unmount(ctx, entry.Path, number)
+// unmountPublished returns a function that unmounts one mount at a target. It keeps the last mount of a frozen
+// filesystem, which is at a target if another program has unmounted the staging path.
+func (n *Service) unmountPublished(id uuid.UUID) unmountFunc {
+	return func(ctx context.Context, table mount.Table, entry mount.Entry, number device.Number) error {
+		if len(otherMounts(table, entry)) == 0 && !n.diskRemoved(entry) && entry.Frozen() {
+			return frozenAt(id, entry.Path)
+		}
+		return mount.Unmount(ctx, entry.Path, number)
+	}
 }
 
 // unmountFunc unmounts one mount of a volume.

@@ -102,16 +102,18 @@ const exclusiveWait = time.Second
 // checkForeignUser rejects a disk in foreign use: one that is mounted in another mount namespace, or held by
 // LVM, md or another program. The volume's own filesystem may hold the disk if read-only copies of its mount have
 // outlived an unstage. Then checkForeignUser returns one of these copies.
-func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *mount.Copy, err error) {
+func (n *Service) checkForeignUser(
+	ctx context.Context,
+	volume nodeVolume,
+	dev device.Device,
+) (own *mount.Copy, err error) {
 	for end := time.Now().Add(exclusiveWait); ; time.Sleep(10 * time.Millisecond) {
 		if err := volume.content(dev).CheckUnused(); !errors.Is(err, device.ErrInUse) {
 			return nil, err
 		}
 		if copies := mount.CopiesOf(dev.Number); len(copies) > 0 {
-			if record, err := n.records.Read(volume.id); err == nil && record != nil && allReadOnly(copies) {
-				if recorded, present, err := n.recordedDisk(*record); err == nil && present && recorded.Number == dev.Number {
-					return &copies[0], nil
-				}
+			if n.heldRecord(volume, dev) != nil && allReadOnly(copies) {
+				return &copies[0], nil
 			}
 			return nil, foreignUser(volume, dev, copies[0].String())
 		}
@@ -119,9 +121,26 @@ func (n *Service) checkForeignUser(volume nodeVolume, dev device.Device) (own *m
 			return nil, foreignUser(volume, dev, holders[0])
 		}
 		if time.Now().After(end) {
+			if held := n.heldRecord(volume, dev); held != nil {
+				if err := n.checkNotFrozen(ctx, *held, dev); err != nil {
+					return nil, err
+				}
+			}
 			return nil, foreignUser(volume, dev, "another program")
 		}
 	}
+}
+
+// heldRecord returns the record of the volume if it says that this node holds the disk for it, otherwise nil.
+func (n *Service) heldRecord(volume nodeVolume, dev device.Device) *volumerecord.Record {
+	record, err := n.records.Read(volume.id)
+	if err != nil || record == nil {
+		return nil
+	}
+	if recorded, present, err := n.recordedDisk(*record); err != nil || !present || recorded.Number != dev.Number {
+		return nil
+	}
+	return record
 }
 
 func foreignUser(volume nodeVolume, dev device.Device, holder string) error {

@@ -203,7 +203,7 @@ func (n *Service) mountStaging(
 	if err := mount.MakeFolder(staging); err != nil {
 		return "", err
 	}
-	own, err := n.checkForeignUser(volume, dev)
+	own, err := n.checkForeignUser(ctx, volume, dev)
 	if err != nil {
 		return "", err
 	}
@@ -318,7 +318,10 @@ func (n *Service) stagedFSType(
 			return "", checkNotMounted(volume, dev, table)
 		}
 		if !entry.Block() && entry.Number == dev.Number {
-			resumed, err := n.resumeStaged(volume, dev, entry, options)
+			if entry.Frozen() { // what follows may wait for the thaw
+				return "", frozenAt(volume.id, entry.Path)
+			}
+			resumed, err := n.resumeStaged(ctx, volume, dev, entry, options)
 			if err != nil {
 				return "", err
 			}
@@ -334,16 +337,21 @@ func (n *Service) stagedFSType(
 }
 
 // resumeStaged prepares the record of a volume that is mounted at its staging path: one that has no record gets one. If
-// an unstage has made the filesystem read-only and could not unmount it, resumeStaged makes it writable again.
+// an unstage has made the filesystem read-only and could not unmount it, resumeStaged makes it writable again. It
+// unmounts what an unstage has mounted for a thaw. In both cases the caller looks again.
 func (n *Service) resumeStaged(
+	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
 	entry mount.Entry,
 	options mount.Options,
-) (writableAgain bool, err error) {
+) (changed bool, err error) {
 	record, err := n.recordStaged(volume, dev, entry.Path, volumerecord.Filesystem, entry.ReadOnly)
 	if err != nil {
 		return false, err
+	}
+	if wasRestored(record, entry) {
+		return true, mount.Unmount(ctx, entry.Path, dev.Number)
 	}
 	if record.Step == volumerecord.Staged || record.ReadOnly || options.ReadOnly() {
 		return false, nil
@@ -521,7 +529,7 @@ func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.
 	if err := checkNotMounted(volume, dev, table); err != nil {
 		return err
 	}
-	if own, err := n.checkForeignUser(volume, dev); err != nil {
+	if own, err := n.checkForeignUser(ctx, volume, dev); err != nil {
 		return err
 	} else if own != nil {
 		return foreignUser(volume, dev, own.String())

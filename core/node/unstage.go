@@ -258,6 +258,11 @@ func (n *Service) letGo(
 	if err := n.checkNotInUseHere(l, dev); err != nil {
 		return nil, err
 	}
+	if len(l.table.OfDevice(dev.Number)) == 0 {
+		if err := n.checkNotFrozen(ctx, held, dev); err != nil {
+			return nil, err
+		}
+	}
 	ctx, cancel := n.withUnstageWait(ctx)
 	defer cancel()
 	stopped, err := n.stopWrites(ctx, l, held, dev)
@@ -299,13 +304,17 @@ func (n *Service) withUnstageWait(ctx context.Context) (context.Context, context
 }
 
 // checkNotInUseHere returns an error if waiting cannot help: the volume is published or staged elsewhere, another mount
-// covers it, or devices such as LVM volumes are built on its disk.
+// covers it or is inside it, devices such as LVM volumes are built on its disk, or its filesystem is frozen.
 func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 	var staged []mount.Entry
 	for _, path := range l.paths {
 		stack := l.table.AllAt(path)
 		own, err := n.ownedMounts(l.records, stack, l.id)
-		if err == nil && slices.Contains(own, true) && !own[0] {
+		switch {
+		case err != nil || !slices.Contains(own, true):
+		case own[0]:
+			err = l.table.CheckNothingInside(stack[0])
+		default:
 			err = covered(path, l.id, stack[0])
 		}
 		if err != nil {
@@ -328,6 +337,11 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 	}
 	if holders := n.holders(l.id, dev); len(holders) > 0 {
 		return fmt.Errorf("volume %s: %w: %s is a part of %s: deactivate that first", l.id, mount.ErrBusy, dev, holders[0])
+	}
+	for _, entry := range staged {
+		if entry.Number == dev.Number && entry.Frozen() {
+			return frozenAt(l.id, entry.Path)
+		}
 	}
 	return nil
 }

@@ -334,54 +334,6 @@ func TestStageWritableOverCopiesFromAReadOnlyDisk(t *testing.T) {
 	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 }
 
-func TestUnstageOfAFrozenFilesystem(t *testing.T) {
-	t.Parallel()
-	for _, where := range []string{"mounted", "mounted, with a copy", "unmounted lazily"} {
-		t.Run(where, func(t *testing.T) {
-			t.Parallel()
-			r := impatient(t)
-			v := r.staged(filesystemVolume("ext4", writer))
-			coretest.Must(t, setFrozen(v.staging, true))
-			thaw := sync.OnceFunc(func() {
-				// Another mount of the frozen filesystem: the staging path may be unmounted.
-				r.mkdir("frozen")
-				coretest.Must(t, unix.Mount(r.node(v), r.path("frozen"), "ext4", 0, ""))
-				coretest.Must(t, setFrozen(r.path("frozen"), false))
-				devicetest.Unmount(t, r.path("frozen"))
-			})
-			t.Cleanup(thaw)
-			switch where {
-			case "mounted, with a copy": // then nothing is unmounted
-				agent := devicetest.HoldMountNamespace(t, r.dir, "")
-				r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "frozen")
-				agent.End()
-			case "unmounted lazily":
-				coretest.Must(t, unix.Unmount(v.staging, unix.MNT_DETACH))
-			}
-			r.refusedUntil(v, thaw, "in use")
-		})
-	}
-}
-
-// setFrozen freezes the filesystem at path, or thaws it.
-func setFrozen(path string, frozen bool) error {
-	root, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	request := uint(fiThaw)
-	if frozen {
-		request = fiFreeze
-	}
-	return errors.Join(unix.IoctlSetInt(int(root.Fd()), request, 0), root.Close())
-}
-
-// The requests that freeze a filesystem and thaw it: FIFREEZE and FITHAW.
-const (
-	fiFreeze = 0xc0045877
-	fiThaw   = 0xc0045878
-)
-
 func TestUnstageOfALazilyUnmountedFilesystem(t *testing.T) {
 	t.Parallel()
 	r := impatient(t)
