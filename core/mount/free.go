@@ -154,6 +154,11 @@ func describeUse(dev device.Device) string {
 	if loop := loopInUse(dev.Numbers()); loop != "" {
 		return dev.String() + " is in use through " + loop
 	}
+	if table, err := ReadTable(); err == nil {
+		if mounts := table.OfDevice(dev.Number); len(mounts) > 0 {
+			return dev.String() + " is mounted at " + mounts[0].Path
+		}
+	}
 	return dev.String() + " is in use" + describeHolders(dev.Number, dev.Numbers()...)
 }
 

@@ -29,7 +29,7 @@ func loopInUse(devices []device.Number) string {
 	}
 	for _, folder := range folders {
 		name := filepath.Base(filepath.Dir(folder))
-		loop, backing, err := openLoop("/dev/" + name)
+		loop, backing, _, err := openLoop("/dev/" + name)
 		switch {
 		case err != nil:
 			if mayBeBoundTo(folder, devices) {
@@ -58,21 +58,52 @@ func mayBeBoundTo(folder string, devices []device.Number) bool {
 	return !isDevice || slices.Contains(devices, number)
 }
 
-// openLoop returns the number of a loop device, and that of the device to which it is bound.
-func openLoop(path string) (loop, backing device.Number, err error) {
+// loopsOnFiles names the loop devices on files of a disk's filesystem. They keep the filesystem mounted, and no process
+// shows them.
+func loopsOnFiles(n device.Number) (names []string) {
+	filesystems := device.WithMappings([]device.Number{n})
+	if table, err := ReadTable(); err == nil {
+		for _, entry := range table.OfDevice(n) {
+			var stat unix.Statx_t // the files of a btrfs have another number than its disk
+			if !entry.Block() && unix.Statx(unix.AT_FDCWD, entry.Path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat) == nil {
+				filesystems = append(filesystems, device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor})
+			}
+		}
+	}
+	folders, err := filepath.Glob("/sys/block/loop*/loop") // of bound loop devices only
+	if err != nil {
+		return nil
+	}
+	for _, folder := range folders {
+		name := filepath.Base(filepath.Dir(folder))
+		_, backing, on, err := openLoop("/dev/" + name)
+		if err == nil && backing == (device.Number{}) && slices.Contains(filesystems, on) {
+			names = append(names, "loop device "+name)
+		}
+	}
+	return names
+}
+
+// openLoop returns the number of a loop device, that of the device to which it is bound, or zero for a file, and that of
+// the filesystem with the file or the device node.
+func openLoop(path string) (loop, backing, filesystem device.Number, err error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return device.Number{}, device.Number{}, err
+		return loop, backing, filesystem, err
 	}
 	info, err := unix.IoctlLoopGetStatus64(int(file.Fd()))
 	if err := errors.Join(err, file.Close()); err != nil {
-		return device.Number{}, device.Number{}, err
+		return loop, backing, filesystem, err
 	}
 	loop, known := device.NodeNumber(path)
 	if !known {
-		return device.Number{}, device.Number{}, os.ErrNotExist
+		return loop, backing, filesystem, os.ErrNotExist
 	}
-	return loop, device.Number{Major: unix.Major(info.Rdevice), Minor: unix.Minor(info.Rdevice)}, nil
+	return loop, numberOf(info.Rdevice), numberOf(info.Device), nil
+}
+
+func numberOf(number uint64) device.Number {
+	return device.Number{Major: unix.Major(number), Minor: unix.Minor(number)}
 }
 
 // used reports whether a mount, a device mapper, another loop device or a program uses a loop device or one of its

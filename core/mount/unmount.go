@@ -100,20 +100,16 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 	}
 }
 
-// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes and mounts in
-// other namespaces or, without these, mounts in its own.
+// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes, loop devices, and
+// mounts in other namespaces.
 func describeHolders(n device.Number, partitions ...device.Number) string {
-	var holders []string
-	if processes := processesUsing(append(partitions, n)); processes != "" {
+	holders := loopsOnFiles(n)
+	copies := CopiesOf(n)
+	if processes := processesUsing(append(partitions, n), mountIDs(n, copies)); processes != "" {
 		holders = append(holders, processes)
 	}
-	if copies := CopiesOf(n); len(copies) > 0 {
+	if len(copies) > 0 {
 		holders = append(holders, copies[0].String())
-	}
-	if table, err := ReadTable(); err == nil && len(holders) == 0 {
-		for _, entry := range table.OfDevice(n) {
-			holders = append(holders, "mount "+entry.Path)
-		}
 	}
 	if len(holders) == 0 {
 		return " by an unknown holder: run fuser -vm on the node, or look for a container that still mounts it"
@@ -121,12 +117,29 @@ func describeHolders(n device.Number, partitions ...device.Number) string {
 	return " by " + strings.Join(holders, ", ")
 }
 
+// mountIDs returns the IDs of the mounts of a disk's filesystem, in this mount namespace and in the copies. The files of
+// a btrfs show them, and not the number of its disk.
+func mountIDs(n device.Number, copies []Copy) (ids []int) {
+	if table, err := ReadTable(); err == nil {
+		for _, entry := range table.OfDevice(n) {
+			if !entry.Block() {
+				ids = append(ids, entry.id)
+			}
+		}
+	}
+	for _, c := range copies {
+		ids = append(ids, c.id)
+	}
+	return ids
+}
+
 // maxNamed is the largest number of processes that an error names.
 const maxNamed = 3
 
-// processesUsing names processes that use one of the devices or a file of its filesystem: as an open file, a current or
-// root folder, or a program. It follows their links in /proc without a request to the filesystem, which may be dead.
-func processesUsing(devices []device.Number) string {
+// processesUsing names processes that use one of the devices, or a file of its filesystem or of one of the mounts: as an
+// open file, a current or root folder, or a program. It follows their links in /proc without a request to the
+// filesystem, which may be dead.
+func processesUsing(devices []device.Number, mounts []int) string {
 	var names []string
 	devices = device.WithMappings(devices)
 	forEachProcess(func(folder string) bool {
@@ -137,7 +150,8 @@ func processesUsing(devices []device.Number) string {
 		for _, link := range []string{"cwd", "root", "exe"} {
 			links = append(links, filepath.Join(folder, link))
 		}
-		if err == nil && slices.ContainsFunc(links, func(link string) bool { return linkUses(link, devices) }) {
+		uses := func(link string) bool { return linkUses(link, devices, mounts) }
+		if err == nil && slices.ContainsFunc(links, uses) {
 			names = append(names, processName(folder))
 		}
 		return len(names) < maxNamed
@@ -145,15 +159,17 @@ func processesUsing(devices []device.Number) string {
 	return strings.Join(names, ", ")
 }
 
-func linkUses(link string, devices []device.Number) bool {
+func linkUses(link string, devices []device.Number, mounts []int) bool {
 	var stat unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat); err != nil {
+	mask := unix.STATX_TYPE | unix.STATX_MNT_ID
+	if err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, mask, &stat); err != nil {
 		return false
 	}
 	if stat.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return slices.Contains(devices, device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor})
 	}
-	return slices.Contains(devices, device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor})
+	return slices.Contains(devices, device.Number{Major: stat.Dev_major, Minor: stat.Dev_minor}) ||
+		stat.Mask&unix.STATX_MNT_ID != 0 && slices.Contains(mounts, int(stat.Mnt_id))
 }
 
 // forEachProcess calls visit with the /proc folder of every process except this one, until visit returns false.

@@ -243,6 +243,68 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 	}
 }
 
+// The answer names what prevents the unmount, for each kind of filesystem.
+func TestUnstageNamesTheHolder(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			r := impatient(t)
+			v := r.staged(filesystemVolume(fsType, writer))
+			for _, script := range []string{"cd " + v.staging, "exec 3>" + v.staging + "/file"} {
+				holder := devicetest.Hold(t, script)
+				coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, fmt.Sprintf("%d (cat)", holder.PID()))
+				holder.End()
+			}
+			image := filepath.Join(v.staging, "image")
+			coretest.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+			loop := strings.TrimSpace(devicetest.Run(t, "losetup", "--find", "--show", image))
+			coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "loop device "+filepath.Base(loop))
+			devicetest.Run(t, "losetup", "--detach", loop)
+			r.patient()
+			coretest.Must(t, r.unstage(v))
+			r.wantUnstaged(v)
+		})
+	}
+}
+
+// A container with bidirectional propagation has mounted something in a folder of the volume. The mount stays on the host
+// when the container has ended.
+func TestUnmountWithAMountInside(t *testing.T) {
+	t.Parallel()
+	for name, mountAt := range map[string]func(r *nodeRig, folder string){
+		"another filesystem": (*nodeRig).foreign,
+		"a folder of the volume": func(r *nodeRig, folder string) {
+			r.mkdir(folder + "-source")
+			r.bind(folder+"-source", folder)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newNodeRig(t)
+			capability := filesystemVolume("ext4", writer)
+			v := r.staged(capability)
+			coretest.Must(t, r.publish(v, "target", capability, false))
+			staging := "staging-" + v.disk
+			for path, call := range map[string]func() error{
+				"target": func() error { return r.unpublish(v, "target") },
+				staging:  func() error { return r.unstage(v) },
+			} {
+				inside := path + "/inside"
+				r.mkdir(inside)
+				mountAt(r, inside)
+				for range 2 {
+					r.refused(wantAtOnce(t, call), codes.FailedPrecondition, "inside", r.path(inside))
+				}
+				r.umount(inside)
+			}
+			coretest.Must(t, r.unpublish(v, "target"))
+			coretest.Must(t, r.unstage(v))
+			r.wantUnstaged(v)
+		})
+	}
+}
+
 // A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which
 // stays writable for a program that is in it already.
 func TestUnstageWithACoveredCopy(t *testing.T) {
