@@ -24,6 +24,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
@@ -35,6 +36,9 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	klog.SetSlogLogger(log)
 	for _, warning := range warnings {
 		log.Warn(warning)
+	}
+	if err := hostexec.CheckOpenFiles(); err != nil {
+		return err
 	}
 	// Signals are caught before the socket is created, because the socket must be removed at the end.
 	signals, release := catchSignals()

@@ -211,8 +211,43 @@ func wait(ctx context.Context, cmd *exec.Cmd) error {
 // starting is held for reading while a program starts, and for writing while a file is closed.
 var starting sync.RWMutex
 
-// lastNumber is above the numbers of all other open files of this process, and below the usual limit of 1,024.
-const lastNumber = 1000
+// MinOpenFiles is the least limit of open files (RLIMIT_NOFILE) of this process with which programs are started. The
+// plugin itself has some 30 files open, and some more for each call and connection.
+const MinOpenFiles = 256
+
+// CheckOpenFiles returns an error if the limit of open files is below [MinOpenFiles].
+func CheckOpenFiles() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("read the limit of open files: %w", err)
+	}
+	if limit.Cur < MinOpenFiles {
+		return fmt.Errorf(
+			"the limit of open files is %d, and the plugin needs %d: raise it (ulimit -n, LimitNOFILE= of systemd, the container's nofile)",
+			limit.Cur,
+			MinOpenFiles,
+		)
+	}
+	return nil
+}
+
+const (
+	// lastNumber is above the numbers of all other open files of this process. With a higher number, each start costs
+	// more.
+	lastNumber = 1000
+	// lastNumbers is how many numbers are kept from there on, for programs that start at the same time.
+	lastNumbers = 64
+)
+
+// openLast makes a copy of an open file, with a number above those of all other files.
+func openLast(file *os.File) (number int, err error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, err
+	}
+	least := min(lastNumber, max(limit.Cur, lastNumbers)-lastNumbers)
+	return unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, int(least))
+}
 
 // Start starts a program, and returns when the program executes. Until then the program has copies of all files that
 // this process has open; see [CloseUninherited].
@@ -227,7 +262,7 @@ func Start(cmd *exec.Cmd) error {
 		return fmt.Errorf("make a pipe: %w", err)
 	}
 	defer func() { _ = closed.Close() }() // nothing was written to it
-	last, err := unix.FcntlInt(pipe.Fd(), unix.F_DUPFD_CLOEXEC, lastNumber)
+	last, err := openLast(pipe)
 	if err = errors.Join(err, pipe.Close()); err != nil {
 		return fmt.Errorf("make a pipe: %w", err)
 	}

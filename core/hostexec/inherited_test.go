@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +23,48 @@ import (
 // and exec they have copies of all open files. A disk that is open exclusively would still be in use. Here a locked
 // file stands for the disk, because other tests may open a disk.
 func TestCloseUninheritedWhileProgramsStart(t *testing.T) {
+	t.Run("with the limit of this process", func(t *testing.T) { closeWhileProgramsStart(t, 900) })
+	t.Run("with the least limit", func(t *testing.T) {
+		limitOpenFiles(t, hostexec.MinOpenFiles)
+		closeWhileProgramsStart(t, 180)
+	})
+}
+
+// limitOpenFiles sets the limit of open files until the end of the test.
+func limitOpenFiles(t *testing.T, files uint64) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: before.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Programs are started with the least limit, and one less is an error.
+func TestCheckOpenFiles(t *testing.T) {
+	limitOpenFiles(t, hostexec.MinOpenFiles)
+	if err := hostexec.CheckOpenFiles(); err != nil {
+		t.Error(err)
+	}
+	if _, err := hostexec.Run(t.Context(), "blkid", "-V"); err != nil {
+		t.Error(err)
+	}
+	limitOpenFiles(t, hostexec.MinOpenFiles-1)
+	if err := hostexec.CheckOpenFiles(); err == nil || !strings.Contains(err.Error(), "is 255, and the plugin needs 256") {
+		t.Errorf("one less: %v", err)
+	}
+}
+
+// closeWhileProgramsStart closes a file with the number high. Files with all other numbers below are open.
+func closeWhileProgramsStart(t *testing.T, high int) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")
 	ctx, cancel := context.WithCancel(t.Context())
 	var starters sync.WaitGroup
@@ -36,7 +79,7 @@ func TestCloseUninheritedWhileProgramsStart(t *testing.T) {
 	defer cancel()
 	// A starting program closes its copies in the order of their numbers: that of a file with a high number after many
 	// files comes late. The low numbers are left for the pipes that belong to a start.
-	const low, high = 40, 900
+	const low = 40
 	files := make([]*os.File, high-low)
 	for n := range files {
 		var err error

@@ -52,6 +52,11 @@ func TestEncrypted(t *testing.T) {
 	t.Run("never in clear", func(t *testing.T) { testNeverInClear(t, p) })
 	t.Run("in use", func(t *testing.T) { testMappingInUse(t, p) })
 	t.Run("copy in another namespace", func(t *testing.T) { testMappingCopied(t, p) })
+	for _, kind := range kinds() {
+		if kind != rawBlock {
+			t.Run("frozen/"+string(kind), func(t *testing.T) { testFrozen(t, p, kind) })
+		}
+	}
 	t.Run("growth", func(t *testing.T) { testEncryptedGrowth(t, p) })
 	t.Run("copy of the disk", func(t *testing.T) { testEncryptedCopy(t, p) })
 	t.Run("read-only", func(t *testing.T) { testEncryptedReadOnly(t, p) })
@@ -281,6 +286,28 @@ func testMappingCopied(t *testing.T, p *plugin) {
 	p.stageAndPublish(t, v)
 	p.check(t, v, data)
 	p.leave(t, v)
+}
+
+// testFrozen: a backup tool leaves the filesystem in the mapping frozen, mounted or not.
+func testFrozen(t *testing.T, p *plugin, kind kind) {
+	v := p.plugEncrypted(t, kind)
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	succeed(t, p.unpublish(t, v))
+	p.machine.sh(t, "fsfreeze --freeze %s", v.staging)
+	for _, script := range []string{"true", "umount " + v.staging} {
+		p.machine.sh(t, "%s", script)
+		err := p.unstage(t, v)
+		fail(t, err, codes.FailedPrecondition)
+		if !strings.Contains(err.Error(), "fsfreeze -u "+v.staging) {
+			t.Errorf("after %q the answer does not say how to thaw it: %v", script, err)
+		}
+	}
+	p.machine.sh(t, "fsfreeze --unfreeze %s", v.staging)
+	p.stageAndPublish(t, v)
+	p.check(t, v, data)
+	p.leave(t, v)
+	p.machine.unplug(t, firstFree)
 }
 
 // testEncryptedGrowth: after the disk has grown, the mapping has the whole disk, and the filesystem the whole mapping.
