@@ -273,7 +273,7 @@ func (c *Client) mountedVolumeID(ctx context.Context, text string) (string, erro
 	return c.volumeID(ctx, text)
 }
 
-// unstage unstages a volume and removes its staging path. In CSI the caller creates this path and removes it.
+// unstage unstages a volume and removes its staging path, which the plugin made. In CSI the caller removes it.
 func (c *Client) unstage(ctx context.Context, id string) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)}
 	if _, err := c.node.NodeUnstageVolume(ctx, req); err != nil {
@@ -282,7 +282,7 @@ func (c *Client) unstage(ctx context.Context, id string) error {
 	if c.opts.DryRun {
 		return nil
 	}
-	if err := os.Remove(c.stagingPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := mount.Remove(c.stagingPath(id)); err != nil {
 		return fmt.Errorf("the volume is unstaged, but its staging path is left: %w", err)
 	}
 	return nil

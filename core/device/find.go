@@ -41,6 +41,8 @@ type ExpectedDisk struct {
 	SizeBytes int64
 	// FirstBytes is the size of the volume's first disk, or 0 if it is unknown.
 	FirstBytes int64
+	// Held says that this node holds the disk for the volume already. Then it may be mounted at a path such as /srv.
+	Held bool
 }
 
 // WaitForDisk waits until the guest shows the disk, for at most timeout and a little less than ctx allows. It verifies
@@ -71,7 +73,7 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 				if dev.sequence, err = dev.Sequence(); err != nil {
 					return Device{}, err
 				}
-				return dev, r.verify(dev)
+				return dev, r.verify(dev, want.Held)
 			}
 		} else {
 			matched = time.Time{}
@@ -173,7 +175,7 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 }
 
 // verify checks what sysfs does not show: the device node, and that the guest's system does not use the disk.
-func (r Roots) verify(dev Device) error {
+func (r Roots) verify(dev Device, held bool) error {
 	file, err := dev.Open(unix.O_RDONLY)
 	if err != nil {
 		return err
@@ -185,7 +187,7 @@ func (r Roots) verify(dev Device) error {
 	if err != nil {
 		return fmt.Errorf("read the mount table: %w", err)
 	}
-	return checkNotSystem(dev, append(mounts, hostMounts()...))
+	return checkNotSystem(dev, held, append(mounts, hostMounts()...))
 }
 
 // hostMounts are the mounts of process 1: the host's, or the plugin's own if the plugin has a separate PID namespace.
@@ -202,8 +204,8 @@ func hostMounts() []*mountinfo.Info {
 	return mounts
 }
 
-// systemPaths are mount points that no volume has. A mounted partition counts at every path: volumes have no
-// partitions.
+// systemPaths are mount points of a guest's own system. If a disk is mounted there that this node does not hold, it is no
+// volume. A mounted partition counts at every path: volumes have no partitions.
 var systemPaths = []string{
 	"/",
 	"/boot",
@@ -221,10 +223,10 @@ var systemPaths = []string{
 
 // checkNotSystem rejects a disk that the guest's own system uses. A container mostly does not see the host's mounts.
 // But it sees host folders that are mounted into it, with the device number of their partition.
-func checkNotSystem(dev Device, mounts []*mountinfo.Info) error {
+func checkNotSystem(dev Device, held bool, mounts []*mountinfo.Info) error {
 	for _, m := range mounts {
 		number := Number{uint32(m.Major), uint32(m.Minor)}
-		if number == dev.Number && slices.Contains(systemPaths, m.Mountpoint) {
+		if number == dev.Number && !held && slices.Contains(systemPaths, m.Mountpoint) {
 			return fmt.Errorf("%w: %s is mounted at %s and belongs to the guest's own system", ErrInUse, dev, m.Mountpoint)
 		}
 		for name, partition := range dev.Partitions {

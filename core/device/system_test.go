@@ -19,17 +19,23 @@ func TestCheckNotSystem(t *testing.T) {
 		name  string
 		mount mountinfo.Info
 		want  error
+		// held is what is wanted if this node holds the disk already.
+		held error
 	}{
-		{"the whole disk carries /", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/"}, ErrInUse},
-		{"the whole disk carries /boot", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/boot"}, ErrInUse},
-		{"a partition is mounted", mountinfo.Info{Major: 259, Minor: 1, Mountpoint: "/boot/efi"}, ErrInUse},
-		{"a folder of a partition is mounted in this container", mountinfo.Info{Major: 259, Minor: 1, Root: "/var/lib/kubelet", Mountpoint: "/var/lib/kubelet"}, ErrInUse},
-		{"the whole disk is a staged volume", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/var/lib/kubelet/staging"}, nil},
-		{"another disk carries /", mountinfo.Info{Major: 254, Minor: 0, Mountpoint: "/"}, nil},
+		{"the whole disk carries /", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/"}, ErrInUse, nil},
+		{"the whole disk carries /boot", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/boot"}, ErrInUse, nil},
+		{"the whole disk carries /srv", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/srv"}, ErrInUse, nil},
+		{"a partition is mounted", mountinfo.Info{Major: 259, Minor: 1, Mountpoint: "/boot/efi"}, ErrInUse, ErrInUse},
+		{"a folder of a partition is mounted in this container", mountinfo.Info{Major: 259, Minor: 1, Root: "/var/lib/kubelet", Mountpoint: "/var/lib/kubelet"}, ErrInUse, ErrInUse},
+		{"the whole disk is a staged volume", mountinfo.Info{Major: 259, Minor: 0, Mountpoint: "/var/lib/kubelet/staging"}, nil, nil},
+		{"another disk carries /", mountinfo.Info{Major: 254, Minor: 0, Mountpoint: "/"}, nil, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := checkNotSystem(dev, []*mountinfo.Info{&tc.mount}); !errors.Is(err, tc.want) {
+			if err := checkNotSystem(dev, false, []*mountinfo.Info{&tc.mount}); !errors.Is(err, tc.want) {
 				t.Errorf("%v, want %v", err, tc.want)
+			}
+			if err := checkNotSystem(dev, true, []*mountinfo.Info{&tc.mount}); !errors.Is(err, tc.held) {
+				t.Errorf("held: %v, want %v", err, tc.held)
 			}
 		})
 	}

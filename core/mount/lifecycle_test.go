@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
@@ -661,8 +662,9 @@ func TestResolve(t *testing.T) {
 func TestMakeAndRemove(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
-	for _, name := range []string{"full", "empty"} {
-		if err := os.Mkdir(path(name), 0o755); err != nil {
+	// The sticky bit has an effect on a folder that others can write to.
+	for name, mode := range map[string]fs.FileMode{"full": 0o755, "empty": 0o755, "shared": fs.ModeSticky | 0o770} {
+		if err := errors.Join(os.Mkdir(path(name), 0o755), os.Chmod(path(name), mode)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -695,11 +697,26 @@ func TestMakeAndRemove(t *testing.T) {
 		{"remove", mount.Remove, "link", mount.ErrForeign},
 		{"remove", mount.Remove, "empty", nil},
 		{"remove", mount.Remove, "nothing", nil},
-		{"remove a missing file", mount.Remove, "nothing", nil},
+		{"remove", mount.Remove, "shared", nil},
+		{"remove", mount.Remove, "new", nil},
+		{"remove", mount.Remove, "newfile", nil},
+		{"remove again", mount.Remove, "newfile", nil},
 	} {
 		if err := tc.do(path(tc.name)); !errors.Is(err, tc.want) {
 			t.Errorf("%s %s: %v, want %v", tc.what, tc.name, err, tc.want)
 		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, entry := range entries {
+		left = append(left, entry.Name())
+	}
+	// What was there before stays.
+	if diff := cmp.Diff([]string{"empty", "file", "full", "link", "nothing", "shared"}, left); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
 	if content, err := os.ReadFile(path("full/file")); err != nil || !bytes.Equal(content, []byte("data")) {
 		t.Errorf("the file in the full folder: %q, %v", content, err)

@@ -231,10 +231,26 @@ func ResolveExisting(path string) string {
 	}
 }
 
+// A folder or file that this package makes has the sticky bit, with which it appears. On a folder that only its owner can
+// write to, and on a file, the bit has no effect, so no one else sets it. [Remove] removes only what has it.
+const (
+	folderMode = fs.ModeSticky | 0o750
+	fileMode   = fs.ModeSticky | 0o600
+)
+
+// madeHere reports whether this package made the folder or file.
+func madeHere(info fs.FileInfo) bool {
+	const othersWrite = 0o022
+	return info.Mode()&fs.ModeSticky != 0 && info.Mode()&othersWrite == 0
+}
+
+// MakeNewFolder makes a folder that [Remove] removes. Its error is [fs.ErrExist] if something is at path.
+func MakeNewFolder(path string) error { return os.Mkdir(path, folderMode) }
+
 // MakeFolder makes sure that path is an empty folder, on which a filesystem can be mounted. The parent exists. It
 // returns [ErrForeign] if something else is at path.
 func MakeFolder(path string) error {
-	if err := os.Mkdir(path, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
+	if err := MakeNewFolder(path); err == nil || !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	entries, err := os.ReadDir(path)
@@ -253,7 +269,7 @@ func MakeFolder(path string) error {
 // MakeFile makes sure that path is an empty file, to which a device node can be bound. The parent exists. It returns
 // [ErrForeign] if something else is at path.
 func MakeFile(path string) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fileMode)
 	if err == nil {
 		return file.Close()
 	}
@@ -270,8 +286,8 @@ func MakeFile(path string) error {
 	return nil
 }
 
-// Remove removes the folder or file on which a mount was. It returns [ErrForeign] if the folder or file is not empty.
-// It returns nil if nothing is at path.
+// Remove removes the folder or file on which a mount was, if [MakeFolder], [MakeNewFolder] or [MakeFile] made it. One that
+// was there before stays. Remove returns [ErrForeign] if the folder or file is not empty, and nil if nothing is at path.
 func Remove(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -287,12 +303,20 @@ func Remove(path string) error {
 			path,
 		)
 	}
-	err = os.Remove(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case errors.Is(err, unix.ENOTEMPTY):
-		return fmt.Errorf("%w: folder %s is not empty: remove its content by hand if it is not needed", ErrForeign, path)
+	if info.IsDir() {
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			return err
+		}
+		if len(entries) > 0 {
+			return fmt.Errorf("%w: folder %s is not empty: remove its content by hand if it is not needed", ErrForeign, path)
+		}
 	}
-	return err
+	if !madeHere(info) {
+		return nil
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -166,6 +166,39 @@ func stagedAt(v *volume, capability *csi.VolumeCapability) string {
 	return staging
 }
 
+// A folder or file that was at the target before stays, with its owner and mode. What the plugin made goes.
+func TestUnpublishKeepsWhatWasThereBefore(t *testing.T) {
+	t.Parallel()
+	for access, capability := range accesses {
+		for _, before := range []string{"something was there", "nothing was there"} {
+			t.Run(access+"/"+before, func(t *testing.T) {
+				t.Parallel()
+				r := newNodeRig(t)
+				v := r.staged(capability)
+				if before == "something was there" && capability.GetBlock() != nil {
+					r.write("target", "")
+				} else if before == "something was there" {
+					r.mkdir("target")
+				}
+				for range 2 {
+					files := r.files()
+					for range 2 {
+						coretest.Must(t, r.publish(v, "target", capability, false))
+					}
+					r.start()
+					for range 2 {
+						coretest.Must(t, r.unpublish(v, "target"))
+					}
+					if diff := cmp.Diff(files, r.files()); diff != "" {
+						t.Errorf("files (-before +after):\n%s", diff)
+					}
+				}
+				coretest.Must(t, r.unstage(v))
+			})
+		}
+	}
+}
+
 func TestNodeStageAtAnOccupiedPath(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

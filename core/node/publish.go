@@ -76,7 +76,7 @@ func (n *Service) publish(ctx context.Context, req *csi.NodePublishVolumeRequest
 	if err := checkSeparate(staging, target); err != nil {
 		return err
 	}
-	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), recheckTimeout)
+	dev, err := n.devices.WaitForDisk(ctx, n.expectedDisk(volume), recheckTimeout)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
@@ -70,6 +71,15 @@ func (n *Service) recordedDisk(r volumerecord.Record) (dev device.Device, presen
 	}
 	sequence, err := dev.Sequence()
 	return dev, err == nil && sequence == r.Sequence, err
+}
+
+// expectedDisk describes the volume's disk among the guest's disks.
+func (n *Service) expectedDisk(v nodeVolume) device.ExpectedDisk {
+	want := device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes, FirstBytes: v.firstBytes}
+	if record, err := n.records.Read(v.id); err == nil && record != nil && record.Serial == want.Serial {
+		_, want.Held, _ = n.recordedDisk(*record) // an error counts as a disk that is not held
+	}
+	return want
 }
 
 // checkRecords rejects a stage from another disk than the one that this node holds for the volume, and from a disk that

@@ -88,7 +88,7 @@ func (n *Service) stage(
 	}
 	capability := req.GetVolumeCapability().GetMount()
 	start := time.Now()
-	dev, err := n.devices.WaitForDisk(ctx, volume.expectedDisk(), n.deviceTimeout)
+	dev, err := n.devices.WaitForDisk(ctx, n.expectedDisk(volume), n.deviceTimeout)
 	if err != nil {
 		return err
 	}
@@ -570,7 +570,7 @@ func (n *Service) removeTraces(ctx context.Context, volume nodeVolume, dev, cont
 // makeBlockStagingFolder makes sure that the staging path is a folder which contains nothing, except perhaps the
 // volume's file. Otherwise another volume may be staged there.
 func makeBlockStagingFolder(staging, file string) error {
-	if err := os.Mkdir(staging, 0o750); err == nil || !errors.Is(err, fs.ErrExist) {
+	if err := mount.MakeNewFolder(staging); err == nil || !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	entries, err := os.ReadDir(staging)

@@ -57,11 +57,6 @@ type nodeVolume struct {
 	root        rpc.RootFolder
 }
 
-// expectedDisk describes the volume's disk among the guest's disks.
-func (v nodeVolume) expectedDisk() device.ExpectedDisk {
-	return device.ExpectedDisk{Serial: diskname.Serial(v.diskName), SizeBytes: v.sizeBytes, FirstBytes: v.firstBytes}
-}
-
 // acceptsFilesystem reports whether the volume's disk may have a filesystem with this UUID.
 func (v nodeVolume) acceptsFilesystem(fsUUID string) bool {
 	if v.anyFilesystem {
