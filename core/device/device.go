@@ -87,9 +87,35 @@ var namespaceName = regexp.MustCompile(`^nvme[0-9]+n[0-9]+$`)
 // IsDiskName reports whether name is a kernel name of a whole NVMe disk.
 func IsDiskName(name string) bool { return namespaceName.MatchString(name) }
 
-// Disks lists the NVMe disks of the guest, including the boot disk, sorted by kernel name. Disks that are attached or
-// detached during the call may be missing.
+// Disks lists the NVMe disks on the guest's PCI bus, including the boot disk, sorted by kernel name. Each of them has a
+// slot of the instance. Disks that are attached or detached during the call may be missing.
 func (r Roots) Disks() ([]Disk, error) {
+	disks, err := r.allDisks()
+	return slices.DeleteFunc(disks, func(d Disk) bool { return !r.onPCI(d) }), err
+}
+
+// onPCI reports whether a disk is on the guest's PCI bus. Others are reached over a network (nvme-tcp). Under multipath,
+// which Linux may use for each disk, the paths decide. A disk whose transport sysfs does not show counts as on the bus.
+func (r Roots) onPCI(d Disk) bool {
+	transport, err := r.attribute(d.Name, "device/transport")
+	if err == nil {
+		return transport == transportPCI
+	}
+	paths, err := filepath.Glob(r.sys("block", d.Name, "device", "nvme*", "transport"))
+	if err != nil || len(paths) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(paths, func(path string) bool {
+		content, err := os.ReadFile(path)
+		return err == nil && strings.TrimSpace(string(content)) == transportPCI
+	})
+}
+
+// transportPCI is the kernel's name of the PCI bus as a way to an NVMe disk.
+const transportPCI = "pcie"
+
+// allDisks lists the NVMe disks of the guest, also those that are reached over a network.
+func (r Roots) allDisks() ([]Disk, error) {
 	entries, err := os.ReadDir(r.sys("block"))
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)
@@ -122,7 +148,7 @@ func isGone(err error) bool {
 // ByNumber returns the disk that has this device number now. It returns [ErrNotFound] if no disk has it, for example
 // because the disk was detached while it was mounted.
 func (r Roots) ByNumber(n Number) (Device, error) {
-	disks, err := r.Disks()
+	disks, err := r.allDisks() // a mounted disk that is not on the PCI bus has not left
 	if err != nil {
 		return Device{}, err
 	}

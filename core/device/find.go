@@ -124,11 +124,11 @@ func (r Roots) unsettled(dev Device, found time.Time) (reason string, err error)
 
 // findOnce looks for the disk once. It returns what is still missing, or an error if waiting does not help.
 func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err error) {
-	disks, err := r.Disks()
+	disks, err := r.allDisks()
 	if err != nil {
 		return Device{}, "", err
 	}
-	matches := slices.DeleteFunc(slices.Clone(disks), func(d Disk) bool { return d.Serial != want.Serial })
+	matches := slices.DeleteFunc(slices.Clone(disks), func(d Disk) bool { return d.Serial != want.Serial || !r.onPCI(d) })
 	switch len(matches) {
 	case 0:
 		return Device{}, fmt.Sprintf(

@@ -81,6 +81,36 @@ func TestMappingThatIsJustClosed(t *testing.T) {
 	}
 }
 
+// A disk that is reached over a network can have any serial. It is no disk of the rack, and has no slot. But one that is
+// mounted has not left the guest.
+func TestDisksOverANetwork(t *testing.T) {
+	t.Parallel()
+	g := devicetest.New(t)
+	disk := g.Add(diskName, sizeBytes)
+	numbers := []device.Number{{Major: 259, Minor: 8}, {Major: 259, Minor: 9}}
+	g.Network("nvme8n1", diskName+"\n", numbers[0], sizeBytes)
+	g.Multipath("nvme9n1", diskName+"\n", numbers[1], sizeBytes, "tcp", "fc")
+	if dev, err := find(g, time.Second); err != nil || dev.Number != disk.Number {
+		t.Errorf("found %v, %v; want %s", dev, err, disk.Kernel)
+	}
+	for _, number := range numbers {
+		if dev, err := g.Roots().BySerial(diskName, number); err != nil || dev.Number != disk.Number {
+			t.Errorf("by serial and number %s: %v, %v; want %s", number, dev, err, disk.Kernel)
+		}
+		if _, err := g.Roots().ByNumber(number); err != nil {
+			t.Errorf("by number: %v", err)
+		}
+	}
+	disks, err := g.Roots().Disks()
+	if err != nil || len(disks) != 1 || disks[0].Number != disk.Number {
+		t.Errorf("disks %v, %v; want %s", disks, err, disk.Kernel)
+	}
+	g.Unplug(disk)
+	if _, err := g.Roots().BySerial(diskName, numbers[0]); !errors.Is(err, device.ErrNotFound) {
+		t.Errorf("by serial, after the disk has left: %v", err)
+	}
+}
+
 func TestWaitForDiskRejects(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -96,6 +126,9 @@ func TestWaitForDiskRejects(t *testing.T) {
 		{"a hidden path of a multipath disk", func(g *devicetest.Guest, d *devicetest.Disk) {
 			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "hidden"), "1\n")
 		}, device.ErrNotFound, "none of the 0 NVMe disks"},
+		{"a disk that is reached over a network", func(g *devicetest.Guest, d *devicetest.Disk) {
+			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "device/transport"), "tcp\n")
+		}, device.ErrNotFound, "none of the 1 NVMe disks"},
 		{"no size yet", func(g *devicetest.Guest, d *devicetest.Disk) {
 			g.Write(filepath.Join(g.Dir, "sys/block", d.Kernel, "size"), "0\n")
 		}, device.ErrNotFound, "no size yet"},

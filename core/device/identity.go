@@ -60,11 +60,11 @@ func (d Device) CheckUnusedSince(sequence uint64) error {
 // BySerial returns the disk that has this serial now. If several have it, it returns the one with the device number.
 // It returns [ErrNotFound] if no disk has the serial.
 func (r Roots) BySerial(serial string, number Number) (Device, error) {
-	disks, err := r.Disks()
+	disks, err := r.allDisks()
 	if err != nil {
 		return Device{}, err
 	}
-	same := slices.DeleteFunc(disks, func(d Disk) bool { return d.Serial != serial })
+	same := slices.DeleteFunc(disks, func(d Disk) bool { return d.Serial != serial || !r.onPCI(d) })
 	if len(same) == 0 {
 		return Device{}, fmt.Errorf("%w: serial %q", ErrNotFound, serial)
 	}

@@ -239,7 +239,7 @@ func (r Roots) DuplicateBtrfs(
 	if _, err := os.Stat(r.sys("fs", "btrfs", content.UUID)); !errors.Is(err, fs.ErrNotExist) {
 		return "the mounted btrfs " + content.UUID, nil, err
 	}
-	disks, err := r.Disks()
+	disks, err := r.allDisks()
 	if err != nil {
 		return "", nil, err
 	}

@@ -63,6 +63,9 @@ func TestVolumeLimit(t *testing.T) {
 					coretest.GiB,
 				)
 			}
+			// Disks that are reached over a network have no slot.
+			guest.Network("nvme30n1", "over TCP\n", device.Number{Major: 259, Minor: 30}, coretest.GiB)
+			guest.Multipath("nvme31n1", "two ways\n", device.Number{Major: 259, Minor: 31}, coretest.GiB, "tcp", "rdma")
 			if got := limit(); got != tc.want {
 				t.Errorf("%d volumes, want %d", got, tc.want)
 			}
@@ -70,6 +73,11 @@ func TestVolumeLimit(t *testing.T) {
 			guest.Sysfs("nvme20n1", "one-more\n", device.Number{Major: 259, Minor: 20}, coretest.GiB)
 			if got := limit(); got != max(1, tc.want-1) {
 				t.Errorf("with one more disk %d volumes, want %d", got, max(1, tc.want-1))
+			}
+			// Linux can show each disk as one with several paths (nvme_core.multipath_always_on).
+			guest.Multipath("nvme21n1", "another\n", device.Number{Major: 259, Minor: 21}, coretest.GiB, "pcie")
+			if got := limit(); got != max(1, tc.want-2) {
+				t.Errorf("with two more disks %d volumes, want %d", got, max(1, tc.want-2))
 			}
 		})
 	}

@@ -158,15 +158,46 @@ func (g *Guest) Unplug(d *Disk) {
 // Sysfs adds a disk to sysfs, as a PCI function with its driver. serial is the whole content of the serial file.
 func (g *Guest) Sysfs(kernel, serial string, number device.Number, sizeBytes int64) {
 	g.t.Helper()
-	controller := kernel[:len(kernel)-len("n1")]
 	function := g.Function(address(kernel), "nvme")
-	block := filepath.Join(function, "nvme", controller, kernel)
+	g.disk(filepath.Join(function, "nvme", controllerOf(kernel)), "pcie", kernel, serial, number, sizeBytes)
+}
+
+// Network adds a disk to sysfs that is reached over a network.
+func (g *Guest) Network(kernel, serial string, number device.Number, sizeBytes int64) {
+	g.t.Helper()
+	controller := filepath.Join(g.Dir, "sys/devices/virtual/nvme-fabrics/ctl", controllerOf(kernel))
+	g.disk(controller, "tcp", kernel, serial, number, sizeBytes)
+}
+
+// Multipath adds a disk to sysfs with several paths, which have these transports.
+func (g *Guest) Multipath(kernel, serial string, number device.Number, sizeBytes int64, transports ...string) {
+	g.t.Helper()
+	subsystem := filepath.Join(g.Dir, "sys/devices/virtual/nvme-subsystem", "nvme-subsys-"+kernel)
+	g.disk(subsystem, "", kernel, serial, number, sizeBytes)
+	for i, transport := range transports {
+		controller := filepath.Join(g.Dir, "sys/devices/paths", kernel, fmt.Sprintf("nvme%d", i))
+		g.must(os.MkdirAll(controller, 0o755))
+		g.Write(filepath.Join(controller, "transport"), transport+"\n")
+		g.must(os.Symlink(controller, filepath.Join(subsystem, filepath.Base(controller))))
+	}
+}
+
+// controllerOf returns the controller of a disk without multipath.
+func controllerOf(kernel string) string { return kernel[:len(kernel)-len("n1")] }
+
+// disk adds a disk to sysfs, in the folder of its controller or subsystem.
+func (g *Guest) disk(folder, transport, kernel, serial string, number device.Number, sizeBytes int64) {
+	g.t.Helper()
+	block := filepath.Join(folder, kernel)
 	g.must(os.MkdirAll(block, 0o755))
-	g.Write(filepath.Join(filepath.Dir(block), "serial"), serial)
+	g.Write(filepath.Join(folder, "serial"), serial)
+	if transport != "" {
+		g.Write(filepath.Join(folder, "transport"), transport+"\n")
+	}
 	g.Write(filepath.Join(block, "dev"), number.String()+"\n")
 	g.Write(filepath.Join(block, "size"), fmt.Sprintf("%d\n", sizeBytes/512))
 	g.Write(filepath.Join(block, "hidden"), "0\n")
-	g.must(os.Symlink("../../"+controller, filepath.Join(block, "device")))
+	g.must(os.Symlink("../../"+filepath.Base(folder), filepath.Join(block, "device")))
 	g.must(os.Symlink(block, filepath.Join(g.Dir, "sys/block", kernel)))
 }
 
