@@ -25,6 +25,8 @@ type ExtState struct {
 	Journal bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
+	// Quota says that the kernel keeps quotas, and Project that a file can belong to a project.
+	Quota, Project bool
 }
 
 // ReadExtState reads the superblock of an ext3 or ext4 from the disk. It returns [ErrUnreadable] if there is none.
@@ -43,16 +45,18 @@ func ReadExtState(dev Device) (state ExtState, err error) {
 	return state, nil
 }
 
-// parseExtState reads s_magic, s_state, s_errors, s_feature_compat and s_feature_incompat of struct ext4_super_block.
+// parseExtState reads s_magic, s_state, s_errors and the three fields of features of struct ext4_super_block.
 func parseExtState(super []byte) (state ExtState, err error) {
 	const (
 		magic         = 0xef53
-		valid         = 0x1 // EXT4_VALID_FS
-		errorFlag     = 0x2 // EXT4_ERROR_FS
-		orphans       = 0x4 // EXT4_ORPHAN_FS
-		onErrorPanic  = 3   // EXT4_ERRORS_PANIC
-		hasJournal    = 0x4 // EXT4_FEATURE_COMPAT_HAS_JOURNAL
-		needsRecovery = 0x4 // EXT4_FEATURE_INCOMPAT_RECOVER
+		valid         = 0x1    // EXT4_VALID_FS
+		errorFlag     = 0x2    // EXT4_ERROR_FS
+		orphans       = 0x4    // EXT4_ORPHAN_FS
+		onErrorPanic  = 3      // EXT4_ERRORS_PANIC
+		hasJournal    = 0x4    // EXT4_FEATURE_COMPAT_HAS_JOURNAL
+		needsRecovery = 0x4    // EXT4_FEATURE_INCOMPAT_RECOVER
+		quota         = 0x100  // EXT4_FEATURE_RO_COMPAT_QUOTA
+		project       = 0x2000 // EXT4_FEATURE_RO_COMPAT_PROJECT
 	)
 	if binary.LittleEndian.Uint16(super[0x38:]) != magic {
 		return ExtState{}, errors.New("not a superblock of ext")
@@ -60,6 +64,8 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	flags := binary.LittleEndian.Uint16(super[0x3a:])
 	state.PanicsOnError = binary.LittleEndian.Uint16(super[0x3c:]) == onErrorPanic
 	state.Journal = binary.LittleEndian.Uint32(super[0x5c:])&hasJournal != 0
+	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
+	state.Quota, state.Project = readOnlyCompatible&quota != 0, readOnlyCompatible&project != 0
 	switch {
 	case flags&errorFlag != 0:
 		state.Unclean = "it has errors"

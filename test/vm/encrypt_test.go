@@ -47,6 +47,7 @@ func TestEncrypted(t *testing.T) {
 	for _, kind := range kinds() {
 		t.Run("life/"+string(kind), func(t *testing.T) { testEncryptedLife(t, p, kind) })
 	}
+	t.Run("read-only /run", func(t *testing.T) { testReadOnlyRun(t, p) })
 	t.Run("wrong passphrase", func(t *testing.T) { testWrongPassphrase(t, p) })
 	t.Run("new passphrase", func(t *testing.T) { testNewPassphrase(t, p) })
 	t.Run("never in clear", func(t *testing.T) { testNeverInClear(t, p) })
@@ -160,6 +161,21 @@ func (d *disk) header(t *testing.T) (headerUUID, label string, err error) {
 	}
 	text := func(at, length int) string { return strings.TrimRight(string(content[at:at+length]), "\x00") }
 	return text(168, 40), text(24, 48), nil
+}
+
+// testReadOnlyRun: cryptsetup keeps its locks in /run unless it is told not to.
+func testReadOnlyRun(t *testing.T, p *plugin) {
+	m := p.machine
+	v := p.plugEncrypted(t, "ext4")
+	m.sh(t, "mount -o remount,ro /run; ! touch /run/file")
+	t.Cleanup(func() { m.sh(t, "mount -o remount,rw /run") })
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	p.leave(t, v)
+	v.previous, v.passphrase = v.passphrase, "second-"+v.passphrase
+	p.stageAndPublish(t, v)
+	p.check(t, v, data)
+	p.leave(t, v)
 }
 
 func testWrongPassphrase(t *testing.T, p *plugin) {

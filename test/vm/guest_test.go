@@ -56,6 +56,7 @@ func TestGuest(t *testing.T) {
 	t.Run("identity", func(t *testing.T) { testIdentity(t, m) })
 	t.Run("sysfs", func(t *testing.T) { testSysfs(t, m) })
 	t.Run("node info", func(t *testing.T) { testNodeInfo(t, p) })
+	t.Run("disk over a network", func(t *testing.T) { testNetworkDisk(t, p) })
 	t.Run("discovery", func(t *testing.T) { testDiscovery(t, p) })
 	t.Run("system disk is no volume", func(t *testing.T) { testSystemDisk(t, p) })
 	for _, kind := range kinds() {
@@ -63,6 +64,7 @@ func TestGuest(t *testing.T) {
 		t.Run("surprise removal/"+string(kind), func(t *testing.T) { testSurpriseRemoval(t, p, kind) })
 		t.Run("return to a dead mount/"+string(kind), func(t *testing.T) { testReturn(t, p, kind) })
 	}
+	t.Run("quotas", func(t *testing.T) { testQuotas(t, p) })
 	t.Run("raw block of a reused device number", func(t *testing.T) { testReusedNumber(t, p) })
 	t.Run("same serial hot", func(t *testing.T) { testHotTwin(t, p) })
 	t.Run("same serial both shown", func(t *testing.T) { testShownTwin(t, p) })
@@ -207,6 +209,7 @@ func testSysfs(t *testing.T, m *machine) {
 			m.checkLink(t, "/sys/class/nvme/"+controller, "../../devices/pci0000:00/"+address+"/nvme/"+controller)
 			serial := fmt.Sprintf("%-20s\n", d.serial()) // QEMU pads with spaces
 			m.checkFile(t, entry+"/device/serial", serial)
+			m.checkFile(t, entry+"/device/transport", "pcie\n")
 			m.checkFile(t, entry+"/size", fmt.Sprintf("%d\n", d.sizeBytes/512))
 			m.checkFile(t, entry+"/hidden", "0\n")
 			m.checkFile(t, entry+"/ro", "0\n")
@@ -253,6 +256,49 @@ func testNodeInfo(t *testing.T, p *plugin) {
 	// Of the 8 disks that an instance takes by default, one is the system disk and one belongs to a user.
 	if info.GetMaxVolumesPerNode() != 6 {
 		t.Errorf("max_volumes_per_node is %d, not 6", info.GetMaxVolumesPerNode())
+	}
+}
+
+// testNetworkDisk adds an NVMe disk that is reached over TCP. It takes no slot, and is never taken for a volume, although
+// its serial may be that of one.
+func testNetworkDisk(t *testing.T, p *plugin) {
+	m := p.machine
+	v := block(newVolumeDisk(t, "disk"))
+	m.sh(t, `modprobe nvmet-tcp && modprobe nvme-tcp
+mount -t configfs configfs /sys/kernel/config
+cd /sys/kernel/config/nvmet
+mkdir subsystems/test subsystems/test/namespaces/1 ports/1
+echo 1 >subsystems/test/attr_allow_any_host
+echo %s >subsystems/test/attr_serial
+dd if=/dev/zero of=/tmp/disk bs=1M count=8 2>/dev/null
+echo /tmp/disk >subsystems/test/namespaces/1/device_path
+echo 1 >subsystems/test/namespaces/1/enable
+echo tcp >ports/1/addr_trtype
+echo ipv4 >ports/1/addr_adrfam
+echo 127.0.0.1 >ports/1/addr_traddr
+echo 4420 >ports/1/addr_trsvcid
+ln -s ../../../subsystems/test ports/1/subsystems/test
+echo transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=test >/dev/nvme-fabrics`, v.serial())
+	disk := func() string {
+		return strings.TrimSpace(m.sh(t, `cd /sys/block && for d in nvme*n*; do
+case $(cat $d/device/serial) in %s*) [ $(cat $d/hidden) = 1 ] || echo $d;; esac
+done`, v.serial()))
+	}
+	t.Cleanup(func() {
+		m.sh(t, "for c in /sys/class/nvme/nvme*; do [ $(cat $c/transport) = tcp ] && echo 1 >$c/delete_controller; done; true")
+		m.await(t, plugTime, "the disk to leave", func() bool { return disk() == "" })
+	})
+	m.await(t, plugTime, "the disk over TCP", func() bool { return disk() != "" })
+	t.Logf("%s: %s", disk(), m.sh(t, "readlink /sys/block/%[1]s /sys/block/%[1]s/device; ls /sys/block/%[1]s/device/", disk()))
+	testNodeInfo(t, p)
+	fail(t, p.stage(t, v), codes.Unavailable)
+	m.plug(t, firstFree, v.disk)
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	p.unpublishAndUnstage(t, v)
+	m.unplug(t, firstFree)
+	if !v.onDisk(t, data) {
+		t.Error("the data is not on the rack's disk")
 	}
 }
 
@@ -376,6 +422,59 @@ func testReturn(t *testing.T, p *plugin, kind kind) {
 	p.stageAndPublish(t, v)
 	p.check(t, v, data)
 	p.unpublishAndUnstage(t, v)
+}
+
+// testQuotas mounts filesystems with quotas. The kernel keeps those of ext4 with a module.
+func testQuotas(t *testing.T, p *plugin) {
+	m := p.machine
+	mounted := func(t *testing.T, v *volume, flag string) {
+		t.Helper()
+		v.capability.GetMount().MountFlags = []string{flag}
+		for range 2 {
+			succeed(t, p.stage(t, v))
+		}
+		p.stageAndPublish(t, v)
+		if shown := m.sh(t, "grep %s /proc/self/mountinfo", v.target); !strings.Contains(shown, flag) {
+			t.Errorf("mounted without %s: %s", flag, shown)
+		}
+		data := p.write(t, v)
+		p.check(t, v, data)
+		p.unpublishAndUnstage(t, v)
+	}
+	refused := func(t *testing.T, v *volume, flag string, code codes.Code, mentions string) {
+		t.Helper()
+		v.capability.GetMount().MountFlags = []string{flag}
+		err := p.stage(t, v)
+		fail(t, err, code)
+		if !strings.Contains(err.Error(), mentions) {
+			t.Errorf("the answer does not mention %q: %v", mentions, err)
+		}
+	}
+
+	v := filesystemVolume(newVolumeDisk(t, "quotas"), "ext4")
+	v.mkfsOptions = "-O quota,project"
+	m.plug(t, firstFree, v.disk)
+	const folder = "/lib/modules/$(uname -r)/kernel/fs"
+	m.sh(t, "mv %s/quota %s/hidden", folder, folder)
+	refused(t, v, "prjquota", codes.Internal, "quota_v2")
+	m.sh(t, "mv %s/hidden %s/quota", folder, folder)
+	for _, flag := range []string{"prjquota", "usrquota", "grpquota"} {
+		mounted(t, v, flag)
+	}
+	m.unplug(t, firstFree)
+
+	v = filesystemVolume(newVolumeDisk(t, "no project"), "ext4")
+	m.plug(t, firstFree, v.disk)
+	refused(t, v, "prjquota", codes.InvalidArgument, "-O quota,project")
+	mounted(t, v, "usrquota")
+	m.unplug(t, firstFree)
+
+	v = filesystemVolume(newVolumeDisk(t, "xfs"), "xfs")
+	m.plug(t, firstFree, v.disk)
+	for _, flag := range []string{"prjquota", "usrquota", "noquota"} {
+		mounted(t, v, flag)
+	}
+	m.unplug(t, firstFree)
 }
 
 // testReusedNumber: the kernel gives the number of a detached disk to the next disk, even if a device node with that

@@ -81,6 +81,8 @@ type volume struct {
 	passphrase, previous string
 	// source is the ID of the volume that the disk was copied from, or empty.
 	source string
+	// mkfsOptions are the options of a new filesystem.
+	mkfsOptions string
 }
 
 // filesystemVolume returns a volume with a filesystem, block a raw block volume.
@@ -135,6 +137,13 @@ func (v *volume) publishContext() map[string]string {
 	return values
 }
 
+func (v *volume) volumeContext() map[string]string {
+	if v.mkfsOptions == "" {
+		return nil
+	}
+	return map[string]string{rpc.KeyMkfsOptions: v.mkfsOptions}
+}
+
 func (v *volume) secrets() map[string]string {
 	if v.passphrase == "" {
 		return nil
@@ -158,7 +167,7 @@ func (p *plugin) beginStage(t *testing.T, v *volume) <-chan error {
 	go func() {
 		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 			VolumeId: v.id, PublishContext: v.publishContext(), StagingTargetPath: v.staging, VolumeCapability: v.capability,
-			Secrets: v.secrets()})
+			VolumeContext: v.volumeContext(), Secrets: v.secrets()})
 		done <- err
 	}()
 	return done
