@@ -100,7 +100,7 @@ func TestUnstageOfAFrozenFilesystem(t *testing.T) {
 			for access, readOnly := range map[string]string{"writable": "false", "read-only": "true"} {
 				t.Run(name+"/"+fsType+"/"+access, func(t *testing.T) {
 					t.Parallel()
-					r := newNodeRig(t)
+					r := impatient(t)
 					capability := filesystemVolume(fsType, writer, "noexec")
 					v := r.staged(capability)
 					coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
@@ -115,12 +115,12 @@ func TestUnstageOfAFrozenFilesystem(t *testing.T) {
 						if when == "after a restart of the plugin" {
 							r.start()
 						}
-						coretest.WantCode(t, wantAtOnce(t, func() error { return r.unstage(v) })(),
-							codes.FailedPrecondition, "frozen", "fsfreeze -u "+v.staging)
+						coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "frozen", "fsfreeze -u "+v.staging)
 						r.wantMounts("staging-" + v.disk)
 						coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
 					}
 					end()
+					r.patient()
 					coretest.Must(t, setFrozen(v.staging, false))
 					// A mount that was only for the thaw has no flags of the volume.
 					coretest.Must(t, r.stage(v, capability))
@@ -193,6 +193,11 @@ func TestNodeCallsWhileTheFilesystemIsFrozen(t *testing.T) {
 			coretest.Must(t, r.unpublish(v, "target"))
 			coretest.Must(t, r.unstage(v))
 			r.wantUnstaged(v)
+			coretest.Must(t, r.stage(v, capability))
+			coretest.Must(t, setFrozen(v.staging, true))
+			r.refused(wantAtOnce(t, func() error { return r.unstage(v) }), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
+			coretest.Must(t, setFrozen(v.staging, false))
+			coretest.Must(t, r.unstage(v))
 		})
 	}
 }

@@ -281,26 +281,34 @@ func TestUnmountWithAMountInside(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newNodeRig(t)
 			capability := filesystemVolume("ext4", writer)
-			v := r.staged(capability)
-			coretest.Must(t, r.publish(v, "target", capability, false))
-			staging := "staging-" + v.disk
-			for path, call := range map[string]func() error{
-				"target": func() error { return r.unpublish(v, "target") },
-				staging:  func() error { return r.unstage(v) },
-			} {
-				inside := path + "/inside"
+			t.Run("unstage", func(t *testing.T) {
+				r := impatient(t)
+				v := r.staged(capability)
+				inside := "staging-" + v.disk + "/inside"
 				r.mkdir(inside)
 				mountAt(r, inside)
 				for range 2 {
-					r.refused(wantAtOnce(t, call), codes.FailedPrecondition, "inside", r.path(inside))
+					r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "inside", r.path(inside))
 				}
 				r.umount(inside)
-			}
-			coretest.Must(t, r.unpublish(v, "target"))
-			coretest.Must(t, r.unstage(v))
-			r.wantUnstaged(v)
+				r.patient()
+				coretest.Must(t, r.unstage(v))
+				r.wantUnstaged(v)
+			})
+			t.Run("unpublish", func(t *testing.T) {
+				r := newNodeRig(t)
+				v := r.staged(capability)
+				coretest.Must(t, r.publish(v, "target", capability, false))
+				r.mkdir("target/inside")
+				mountAt(r, "target/inside")
+				for range 2 {
+					r.refused(wantAtOnce(t, func() error { return r.unpublish(v, "target") }),
+						codes.FailedPrecondition, "inside", r.path("target/inside"))
+				}
+				r.umount("target/inside")
+				coretest.Must(t, r.unpublish(v, "target"))
+			})
 		})
 	}
 }
