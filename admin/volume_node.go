@@ -111,9 +111,9 @@ func (b *storageCommands) mount() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount VOLUME TARGET",
 		Short: "Mount an attached volume",
-		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount removes
-it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount fails.
-If mount fails, it unstages what it has staged.
+		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount then
+removes it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount
+fails. If mount fails, it unstages what it has staged.
 
 If the controller or the rack does not answer, or the rack denies the call, a volume is mounted that was mounted here
 before and whose disk is still attached: only if the plugin made its filesystem on this very disk, which is then neither
@@ -256,8 +256,9 @@ func (b *storageCommands) unmount() *cobra.Command {
 		Use:        "unmount VOLUME TARGET",
 		SuggestFor: []string{"umount"},
 		Short:      "Unmount a volume",
-		Long: `unmount unmounts a volume from TARGET and removes the folder or file there. It returns when all data is on the disk and no
-process on this node uses the disk. Then the volume can be detached. If TARGET is not this volume, it is not touched.`,
+		Long: `unmount unmounts a volume from TARGET, and removes the folder or file there that mount has created. It returns when all
+data is on the disk and no process on this node uses the disk. Then the volume can be detached. If TARGET is not this
+volume, it is not touched.`,
 		Example:           `  oxide-csi volume unmount "$id" /srv/data`,
 		Args:              exactly("VOLUME", "TARGET"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),

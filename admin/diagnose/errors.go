@@ -84,7 +84,7 @@ var pageErrors = []struct {
 	},
 	{mount.ErrMount, "The message has the kernel's words. Correct the mount flags if they are the cause."},
 	{statefile.ErrFolder, repair},
-	{mount.ErrBusy, "End the process that the message names."},
+	{mount.ErrBusy, "End the process, or unmount the mount, that the message names."},
 	{mount.ErrForeign, "Look at the path that the message names, and remove what is there by hand."},
 	{luks.ErrPassphrase, ""},
 	{luks.ErrHeader, "Restore the copy of the header: [encryption](encrypt-volumes.md#keep-the-header)."},

@@ -168,7 +168,7 @@ func testReadOnlyRun(t *testing.T, p *plugin) {
 	m := p.machine
 	v := p.plugEncrypted(t, "ext4")
 	m.sh(t, "mount -o remount,ro /run; ! touch /run/file")
-	t.Cleanup(func() { m.sh(t, "mount -o remount,rw /run") })
+	defer m.sh(t, "mount -o remount,rw /run")
 	p.stageAndPublish(t, v)
 	data := p.write(t, v)
 	p.leave(t, v)

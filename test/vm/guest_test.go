@@ -284,10 +284,10 @@ echo transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=test >/dev/nvme-fabrics`, v
 case $(cat $d/device/serial) in %s*) [ $(cat $d/hidden) = 1 ] || echo $d;; esac
 done`, v.serial()))
 	}
-	t.Cleanup(func() {
+	defer func() {
 		m.sh(t, "for c in /sys/class/nvme/nvme*; do [ $(cat $c/transport) = tcp ] && echo 1 >$c/delete_controller; done; true")
 		m.await(t, plugTime, "the disk to leave", func() bool { return disk() == "" })
-	})
+	}()
 	m.await(t, plugTime, "the disk over TCP", func() bool { return disk() != "" })
 	t.Logf("%s: %s", disk(), m.sh(t, "readlink /sys/block/%[1]s /sys/block/%[1]s/device; ls /sys/block/%[1]s/device/", disk()))
 	testNodeInfo(t, p)
