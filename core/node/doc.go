@@ -32,7 +32,7 @@
 //	NodeStage                                         NodeUnstage
 //
 //	   attached  []                                      staged  [record staged, mount]
-//	      |  wait for the disk                              |  published or mounted elsewhere: refused
+//	      |  wait for the disk                              |  published or mounted elsewhere, or frozen: refused
 //	      |  refuse a foreign user (O_EXCL)                 |  private copies of the mount in other namespaces:
 //	      |  format  [marker on the disk]                   |     write the step "leaving"
 //	      v                                                 |        [record leaving, mount]
@@ -59,6 +59,7 @@
 //   - stage.go: NodeStageVolume; content.go: the filesystem on the disk, and whether mkfs may run
 //   - unstage.go: NodeUnstageVolume; records.go: the records of held volumes, and foreign users of a disk
 //   - publish.go: NodePublishVolume and NodeUnpublishVolume
+//   - freeze.go: frozen filesystems
 //   - encrypt.go: opening and closing encrypted disks
 //   - identify.go: which volume is mounted at a path
 //   - health.go, probe.go: health of a volume and of its disk
