@@ -383,7 +383,7 @@ var Symptoms = []Symptom{
 		"the filesystem of volume {volume} is damaged beyond an automatic repair",
 		actorUser,
 		"end the workload and make a snapshot; then repair it as the messages below say, or restore an older snapshot into a new volume",
-		"Before a writable mount the plugin runs e2fsck -p, which repairs only what loses no data.",
+		"Before a writable mount the kernel replays the journal, and the plugin runs e2fsck -p, which repairs only what loses no data.",
 	},
 	{
 		"FilesystemChecked", "filesystem", saysError(mount.ErrChecking),

@@ -21,8 +21,9 @@ type ExtState struct {
 	// Unclean is the reason why the filesystem must be checked before a writable mount. It is empty if the filesystem has
 	// a journal and was unmounted without errors.
 	Unclean string
-	// Journal says that the filesystem has a journal.
-	Journal bool
+	// Journal says that the filesystem has a journal. Replay says that the journal has something to replay, and FastCommit
+	// that it may have fast commits.
+	Journal, Replay, FastCommit bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
 	// Quota says that the kernel keeps quotas, and Project that a file can belong to a project.
@@ -54,6 +55,7 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		orphans       = 0x4    // EXT4_ORPHAN_FS
 		onErrorPanic  = 3      // EXT4_ERRORS_PANIC
 		hasJournal    = 0x4    // EXT4_FEATURE_COMPAT_HAS_JOURNAL
+		fastCommit    = 0x400  // EXT4_FEATURE_COMPAT_FAST_COMMIT
 		needsRecovery = 0x4    // EXT4_FEATURE_INCOMPAT_RECOVER
 		quota         = 0x100  // EXT4_FEATURE_RO_COMPAT_QUOTA
 		project       = 0x2000 // EXT4_FEATURE_RO_COMPAT_PROJECT
@@ -63,7 +65,10 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	}
 	flags := binary.LittleEndian.Uint16(super[0x3a:])
 	state.PanicsOnError = binary.LittleEndian.Uint16(super[0x3c:]) == onErrorPanic
-	state.Journal = binary.LittleEndian.Uint32(super[0x5c:])&hasJournal != 0
+	compatible := binary.LittleEndian.Uint32(super[0x5c:])
+	state.Journal = compatible&hasJournal != 0
+	state.FastCommit = compatible&fastCommit != 0
+	state.Replay = state.Journal && binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0
 	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
 	state.Quota, state.Project = readOnlyCompatible&quota != 0, readOnlyCompatible&project != 0
 	switch {
@@ -71,7 +76,7 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		state.Unclean = "it has errors"
 	case flags&valid == 0 || flags&orphans != 0:
 		state.Unclean = "it was not unmounted"
-	case binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0:
+	case state.Replay:
 		state.Unclean = "it has a journal to replay"
 	case !state.Journal:
 		state.Unclean = "it has no journal"

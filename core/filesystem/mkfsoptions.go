@@ -29,9 +29,10 @@ var (
 	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
 	flag012 = whole(`[012]`)
-	// Without has_journal, a power cut destroys files. Without extents, the filesystem counts as another type.
+	// Without has_journal, a power cut destroys files. Without extents, the filesystem counts as another type. With
+	// fast_commit, e2fsck drops the journal after a power cut, and the kernel refuses some journals for ever.
 	ext4Features = listOf(
-		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extra_isize|fast_commit|filetype|flex_bg|huge_file|`+
+		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extra_isize|filetype|flex_bg|huge_file|`+
 			`inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|`+
 			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
 		`has_journal|extents?`)
@@ -52,7 +53,7 @@ var (
 		"-G": {value: number},
 		"-i": {value: number},
 		"-I": {value: number},
-		"-J": {suboptions: map[string]*regexp.Regexp{"size": number, "fast_commit_size": number}},
+		"-J": {suboptions: map[string]*regexp.Regexp{"size": number}},
 		"-L": {value: label},
 		"-m": {value: percent},
 		"-N": {value: number},
@@ -121,20 +122,34 @@ func withFeatures(rules map[string]rule, features *regexp.Regexp) map[string]rul
 	return rules
 }
 
+// rulesOf returns the allow-list for a filesystem type, or nil. An empty type means the default.
+func rulesOf(fsType string) map[string]rule {
+	return map[string]map[string]rule{
+		"": ext4Rules, "ext4": ext4Rules, "ext3": ext3Rules, "xfs": xfsRules, "btrfs": btrfsRules,
+	}[fsType]
+}
+
+// MkfsPatterns returns the allow-list for a filesystem type: the pattern of each option's value, or nil if the option
+// has none. A suboption is behind its option and a blank: "-d agcount".
+func MkfsPatterns(fsType string) map[string]*regexp.Regexp {
+	patterns := map[string]*regexp.Regexp{}
+	for option, rule := range rulesOf(fsType) {
+		if rule.suboptions == nil {
+			patterns[option] = rule.value
+		}
+		for suboption, value := range rule.suboptions {
+			patterns[option+" "+suboption] = value
+		}
+	}
+	return patterns
+}
+
 // ParseMkfsOptions parses mkfs options in the form of a command line ("-i 65536 -E stride=4") and returns them as
 // arguments. It returns [ErrOption] with the first option that is not on the list for this filesystem type. An empty
 // type means the default. There is no quoting, because no option on the list needs it.
 func ParseMkfsOptions(fsType, options string) ([]string, error) {
-	rules := ext4Rules
-	switch fsType {
-	case "", "ext4":
-	case "ext3":
-		rules = ext3Rules
-	case "xfs":
-		rules = xfsRules
-	case "btrfs":
-		rules = btrfsRules
-	default:
+	rules := rulesOf(fsType)
+	if rules == nil {
 		return nil, fmt.Errorf("%w: %q: use one of %s", ErrUnsupported, fsType, strings.Join(Types(), ", "))
 	}
 	var args []string

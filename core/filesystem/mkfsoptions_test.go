@@ -60,6 +60,8 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"xfs", "-f"}, {"xfs", "-N"}, {"xfs", "-m uuid=12345678-1234-5234-8234-123456789abc"},
 		// A filesystem that a power cut destroys, or that counts as another type afterwards.
 		{"ext4", "-O ^has_journal"}, {"ext4", "-O 64bit,^has_journal"}, {"ext3", "-O ^has_journal"}, {"ext4", "-O ^extent"}, {"ext4", "-O ^extents"},
+		// Synced files are lost in a power cut.
+		{"ext4", "-O fast_commit"}, {"ext4", "-O ^fast_commit"}, {"ext4", "-O 64bit,fast_commit"}, {"ext4", "-J size=16,fast_commit_size=4"},
 		{"ext3", "-O extent"}, {"ext3", "-O 64bit"}, {"ext3", "-O has_journal,metadata_csum"}, {"ext4", "-J size=8,device=/dev/x"},
 		// Words that are no options.
 		{"ext4", "-b"}, {"ext4", "-b x"}, {"ext4", "-E"}, {"ext4", "-E stride"}, {"ext4", "-E nodiscard=1"}, {"ext4", "-E ,"}, {"ext4", "-O ,"},

@@ -211,6 +211,9 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, volu
 			}
 			return r.preen(ctx, dev, volumeID, "-f")
 		}
+		if err := replayJournal(ctx, dev); err != nil {
+			return err
+		}
 		// e2fsck may answer all questions with yes: before the growth, the filesystem was clean.
 		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
 			return err
