@@ -156,7 +156,6 @@ var codeTable = []struct {
 		codes.Aborted,
 		"the check goes on without the call; the orchestrator repeats it, and the repetition waits for the check",
 	},
-	{mount.ErrGrow, codes.Internal, "growing the filesystem failed; a retry grows it again"},
 	{mount.ErrMount, codes.Internal, "the kernel rejected the mount"},
 	{statefile.ErrFolder, codes.FailedPrecondition, "the state folder is not usable: an operator must act"},
 	{mount.ErrBusy, codes.FailedPrecondition, "a process uses the mount; the message names the process"},

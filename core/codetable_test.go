@@ -22,6 +22,7 @@ import (
 // withoutRow are the sentinel errors without a row in codeTable, and the reasons.
 var withoutRow = map[string]string{
 	"device.ErrOccupied":    "a check goes on without a marker, and a growth is an ErrGrow",
+	"mount.ErrGrow":         "the stage succeeds with the old size, and reports it in the volume's health",
 	"rack.ErrAlreadyExists": "CreateVolume looks up the disk and decides the code",
 	"rack.ErrNotStopped":    "is an ErrRefused",
 	"rack.ErrFull":          "is an ErrRefused",

@@ -44,6 +44,9 @@ func (c *Service) clone(
 	if err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
+	if err := want.takeFixed(source.Description, source.SizeBytes, size); err != nil {
+		return c.existingOr(ctx, want, candidates, err)
+	}
 	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.VolumeID, description.Lineage)
 	want.description.Clone = true

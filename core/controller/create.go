@@ -82,6 +82,7 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 	}
 	want.description.RawBlock = params.rawBlock
 	want.description.LUKS = params.luks
+	want.description.Fixed = params.fixed
 	if source := req.GetVolumeContentSource().GetSnapshot(); source != nil {
 		id, ok := diskname.ParseID(source.GetSnapshotId())
 		if !ok {
@@ -470,6 +471,25 @@ func checkSourceEncryption(want volumeRequest, kind, name, id, description strin
 		kind, name, id, encryptionText(source.LUKS), advice)
 }
 
+// takeFixed takes over from the description of the source whether the filesystem may never grow. Such a volume is as
+// large as its source.
+func (r *volumeRequest) takeFixed(description string, sourceBytes, sizeBytes int64) error {
+	source, _ := rack.ParseDescription(description)
+	r.description.Fixed = source.Fixed && !r.params.rawBlock
+	if r.description.Fixed && sizeBytes > sourceBytes {
+		return rpc.OutOfRange(
+			"capacity_range: the source has %s: request %d bytes, its size, not %d",
+			fixedText,
+			sourceBytes,
+			sizeBytes,
+		)
+	}
+	return nil
+}
+
+// fixedText says why a volume keeps its size.
+const fixedText = "a filesystem with bigalloc, which does not grow on every node"
+
 // checkMatchesSource rejects a disk whose source is not the requested one.
 func checkMatchesSource(
 	disk rack.Disk,
@@ -535,6 +555,9 @@ func (c *Service) restore(
 	}
 	size, err := chooseSize(want.capacity, snapshot.SizeBytes)
 	if err != nil {
+		return rackController{}, rack.Disk{}, err
+	}
+	if err := want.takeFixed(snapshot.Description, snapshot.SizeBytes, size); err != nil {
 		return rackController{}, rack.Disk{}, err
 	}
 	if want.params.readOnly && size != snapshot.SizeBytes {

@@ -83,6 +83,14 @@ func (c rackController) expand(ctx context.Context, disk rack.Disk, sizeBytes in
 	case reason != "":
 		return disk, rpc.FailedPrecondition("disk %q (%s) %s and is not replaced by a larger one", disk.Name, disk.ID, reason)
 	}
+	if description, _ := rack.ParseDescription(disk.Description); description.Fixed {
+		return disk, rpc.OutOfRange(
+			"capacity_range: the volume keeps its size: disk %q (%s) has %s: copy the data to a larger volume",
+			disk.Name,
+			disk.ID,
+			fixedText,
+		)
+	}
 	if err := c.checkProject(ctx, disk); err != nil {
 		return disk, err
 	}

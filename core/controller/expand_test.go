@@ -153,6 +153,33 @@ func TestExpandOtherKindsOfDisks(t *testing.T) {
 	}
 }
 
+// A filesystem with bigalloc does not grow on every node. So its disk is not replaced by a larger one, and a copy of it
+// is not larger. The disk says so, also to another controller.
+func TestExpandOfAFilesystemThatMayNotGrow(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("fixed")
+	req.Parameters = map[string]string{rpc.KeyMkfsOptions: "-O bigalloc -C 65536"}
+	ids := []string{r.create(t, req).GetVolumeId()}
+	sources := []*csi.VolumeContentSource{fromSnapshot(r.snapshot(t, "s", ids[0])), fromVolume(ids[0])}
+	for i, source := range sources {
+		larger := from(fmt.Sprint("larger ", i), source)
+		larger.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}
+		_, err := r.CreateVolume(t.Context(), larger)
+		coretest.WantCode(t, err, codes.OutOfRange, "bigalloc", strconv.FormatInt(coretest.GiB, 10))
+		ids = append(ids, r.create(t, from(fmt.Sprint("copy ", i), source)).GetVolumeId())
+	}
+	for _, id := range ids {
+		before := r.Disk(t, id)
+		_, err := r.again(t).expand(t, id, 2*coretest.GiB)
+		coretest.WantCode(t, err, codes.OutOfRange, "keeps its size", "bigalloc", "copy the data")
+		coretest.WantSame(t, r.Disk(t, id), before)
+	}
+	without := coretest.CreateRequest("without")
+	without.Parameters = map[string]string{rpc.KeyMkfsOptions: "-O ^bigalloc"}
+	_, err := r.expand(t, r.create(t, without).GetVolumeId(), 2*coretest.GiB)
+	coretest.Must(t, err)
+}
+
 // The limit of a request counts from the size that the volume has, also after an earlier expansion.
 func TestExpandWithinALimit(t *testing.T) {
 	r := newRig(t)

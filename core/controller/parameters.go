@@ -28,6 +28,8 @@ type parameters struct {
 	rawBlock bool
 	// luks is the version of LUKS with which the node encrypts the disk, or 0.
 	luks int
+	// fixed says that the filesystem may never grow.
+	fixed bool
 	// pvc is namespace/name of the Kubernetes PersistentVolumeClaim, if the provisioner passed it.
 	pvc string
 	// nodeParameters are copied into the volume context, where the node reads them.
@@ -118,9 +120,11 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 	case rpc.KeyMkfsOptions:
 		for _, capability := range capabilities {
 			if m := capability.GetMount(); m != nil {
-				if _, err := filesystem.ParseMkfsOptions(m.GetFsType(), value); err != nil {
+				options, err := filesystem.ParseMkfsOptions(m.GetFsType(), value)
+				if err != nil {
 					return rpc.InvalidArgument("parameter %s: %w", key, err)
 				}
+				p.fixed = p.fixed || filesystem.KeepsItsSize(options)
 			}
 		}
 	case rpc.KeyRootUID, rpc.KeyRootGID, rpc.KeyRootMode:

@@ -73,7 +73,7 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, disk rack
 	if err == nil {
 		described, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 		want.Lineage = rack.Lineage(source.VolumeID, described.Lineage)
-		want.LUKS, want.Volume = described.LUKS, rack.GrownVolume(source)
+		want.LUKS, want.Fixed, want.Volume = described.LUKS, described.Fixed, rack.GrownVolume(source)
 		snapshot, err = c.createSnapshot(ctx, diskname.ForSnapshot(c.cluster, name), want.Encode(), source.ID)
 	}
 	if err == nil {

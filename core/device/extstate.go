@@ -24,6 +24,8 @@ type ExtState struct {
 	// Journal says that the filesystem has a journal. Replay says that the journal has something to replay, and FastCommit
 	// that it may have fast commits.
 	Journal, Replay, FastCommit bool
+	// Bigalloc says that the filesystem has the feature bigalloc, which resize2fs does not grow while it is unmounted.
+	Bigalloc bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
 	// Quota says that the kernel keeps quotas, and Project that a file can belong to a project.
@@ -59,6 +61,7 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		needsRecovery = 0x4    // EXT4_FEATURE_INCOMPAT_RECOVER
 		quota         = 0x100  // EXT4_FEATURE_RO_COMPAT_QUOTA
 		project       = 0x2000 // EXT4_FEATURE_RO_COMPAT_PROJECT
+		bigalloc      = 0x200  // EXT4_FEATURE_RO_COMPAT_BIGALLOC
 	)
 	if binary.LittleEndian.Uint16(super[0x38:]) != magic {
 		return ExtState{}, errors.New("not a superblock of ext")
@@ -70,6 +73,7 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	state.FastCommit = compatible&fastCommit != 0
 	state.Replay = state.Journal && binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0
 	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
+	state.Bigalloc = readOnlyCompatible&bigalloc != 0
 	state.Quota, state.Project = readOnlyCompatible&quota != 0, readOnlyCompatible&project != 0
 	switch {
 	case flags&errorFlag != 0:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -182,6 +183,17 @@ func ParseMkfsOptions(fsType, options string) ([]string, error) {
 		args = append(args, option, value)
 	}
 	return args, nil
+}
+
+// KeepsItsSize reports whether the options make a filesystem that may never grow. One with bigalloc grows only while it
+// is mounted, and only if the node plugin has CAP_SYS_RESOURCE, which the controller cannot know.
+func KeepsItsSize(options []string) bool {
+	for i, option := range options {
+		if option == "-O" && slices.Contains(strings.Split(options[i+1], ","), "bigalloc") {
+			return true
+		}
+	}
+	return false
 }
 
 func nameOf(fsType string) string {

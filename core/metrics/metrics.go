@@ -289,8 +289,9 @@ func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 }
 
 // NodeVolumes counts the volumes of a node: those among its disks, those that are staged or published, and those that
-// are unstaged and still mounted in a container. FunctionsNotReady are NVMe functions that show no disk.
-type NodeVolumes struct{ Attached, Mounted, Lingering, FunctionsNotReady int }
+// are unstaged and still mounted in a container, and those whose filesystem could not be grown to its disk.
+// FunctionsNotReady are NVMe functions that show no disk.
+type NodeVolumes struct{ Attached, Mounted, Lingering, Small, FunctionsNotReady int }
 
 // RegisterNodeVolumes adds the counts of this node's volumes. Each scrape calls count. Call RegisterNodeVolumes at
 // most once.
@@ -307,6 +308,12 @@ var (
 	nodeLingering = prometheus.NewDesc(
 		"oxide_csi_node_volumes_lingering",
 		"Unstaged volumes that are still mounted read-only in a container; missing if oxide_csi_node_volumes_attached is missing",
+		nil,
+		nil,
+	)
+	nodeSmall = prometheus.NewDesc(
+		"oxide_csi_node_volumes_small",
+		"Staged volumes whose filesystem could not be grown to the size of its disk; missing if oxide_csi_node_volumes_attached is missing",
 		nil,
 		nil,
 	)
@@ -327,6 +334,7 @@ func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
 	descs <- nodeAttached
 	descs <- nodeMounted
 	descs <- nodeLingering
+	descs <- nodeSmall
 	descs <- nodeFunctionsNotReady
 }
 
@@ -337,7 +345,7 @@ func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
 		return
 	}
 	for desc, count := range map[*prometheus.Desc]int{
-		nodeAttached: counts.Attached, nodeMounted: counts.Mounted, nodeLingering: counts.Lingering,
+		nodeAttached: counts.Attached, nodeMounted: counts.Mounted, nodeLingering: counts.Lingering, nodeSmall: counts.Small,
 		nodeFunctionsNotReady: counts.FunctionsNotReady,
 	} {
 		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count))

@@ -78,7 +78,7 @@ func TestMetricsText(t *testing.T) {
 	m.SetTokens("east", 1, time.Time{}, time.Time{})
 	m.RegisterRack("west", func() (int, int) { return 64, 9 }, func() int { return 3 })
 	m.RegisterRack("east", func() (int, int) { return 0, 0 }, func() int { return 0 })
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{6, 5, 1, 2}, nil })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{6, 5, 1, 3, 2}, nil })
 
 	samples := metricstest.Read(t, page(t, m))
 	for series := range samples {
@@ -120,6 +120,7 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_node_volumes_attached`:                             6,
 		`oxide_csi_node_volumes_lingering`:                            1,
 		`oxide_csi_node_volumes_mounted`:                              5,
+		`oxide_csi_node_volumes_small`:                                3,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`:            1,
 	})
 }
@@ -127,7 +128,7 @@ func TestMetricsText(t *testing.T) {
 // Before the first list the volumes are missing instead of 0. A counter whose first step matters starts at 0.
 func TestMetricsAtStart(t *testing.T) {
 	m := testMetrics()
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0}, errors.New("no /sys") })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0}, errors.New("no /sys") })
 	wantSamples(t, metricstest.Read(t, page(t, m)), metricstest.Samples{
 		`csi_plugin_panics_total{driver_name="driver"}`:    0,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
@@ -138,15 +139,15 @@ func TestMetricsAtStart(t *testing.T) {
 func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 	m := testMetrics()
 	attached, failure := 2, error(nil)
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{attached, 1, 1, 0}, failure })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{attached, 1, 1, 0, 0}, failure })
 	for _, test := range []struct {
 		attached int
 		failure  error
 		want     metricstest.Samples
 	}{
-		{2, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
+		{2, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
 		{2, errors.New("no /sys"), metricstest.Samples{}},
-		{3, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1}},
+		{3, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
 	} {
 		attached, failure = test.attached, test.failure
 		wantSamples(t, metricstest.Read(t, page(t, m)).Matching("oxide_csi_node_"), test.want)
@@ -201,7 +202,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	m.SetRestarts("west", 1, 1)
 	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0}, nil })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0}, nil })
 
 	families, err := m.registry.Gather()
 	if err != nil {

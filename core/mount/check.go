@@ -50,6 +50,8 @@ type Repairs struct {
 	mu sync.Mutex
 	// running has the repairs that run, and those that failed without a caller, by the volume's ID.
 	running map[uuid.UUID]*repair
+	// notGrown has the filesystems that could not grow before their mount, by the volume's ID, until Grow says so.
+	notGrown map[uuid.UUID]error
 }
 
 // repair is a check or a growth in a goroutine of its own.
@@ -66,7 +68,8 @@ type repair struct {
 // NewRepairs returns a Repairs without running checks.
 func NewRepairs(log *slog.Logger) *Repairs {
 	return &Repairs{
-		log: log, growsMounted: mayGrowMounted(), run: hostexec.Run, running: map[uuid.UUID]*repair{},
+		log: log, growsMounted: mayGrowMounted(), run: hostexec.Run,
+		running: map[uuid.UUID]*repair{}, notGrown: map[uuid.UUID]error{},
 	}
 }
 
@@ -139,10 +142,16 @@ func (r *Repairs) prepare(
 	if !grows || why == nil || options.KeepSize {
 		return nil
 	}
-	if err := checkGrowthIsSafe(dev, why); err != nil {
+	if err = checkGrowthIsSafe(dev, why); err == nil {
+		err = r.growUnmounted(ctx, dev, volumeID, why)
+	}
+	if !errors.Is(err, ErrGrow) {
 		return err
 	}
-	return r.growUnmounted(ctx, dev, volumeID, why)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notGrown[volumeID] = err
+	return nil
 }
 
 // check runs e2fsck -p.

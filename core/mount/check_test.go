@@ -283,6 +283,61 @@ func TestGrowsMountedFirst(t *testing.T) {
 	}
 }
 
+// A filesystem that cannot grow is mounted with its old size, whole and without a marker.
+func TestKeepsTheSizeOfWhatCannotGrow(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, fsType, options string
+		// fails is the program that fails, and want are those that run.
+		fails string
+		want  []string
+	}{
+		{"bigalloc without the capability", "ext4", "bigalloc", "", nil},
+		{"resize2fs fails", "ext4", "^metadata_csum", "resize2fs", []string{
+			"e2fsck -f -p", "resize2fs", "e2fsck -f -y",
+		}},
+		{"xfs_growfs fails", "xfs", "", "xfs_growfs", []string{"xfs_growfs -d"}},
+		{"btrfs fails", "btrfs", "", "btrfs", []string{"btrfs filesystem resize max"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dev, disk := newDisk(t, 640<<20)
+			switch tc.fsType {
+			case "ext4":
+				devicetest.Run(t, "mkfs.ext4", "-q", "-b", "4096", "-O", tc.options, disk.Loop, "81920")
+			case "xfs":
+				devicetest.Run(t, "mkfs.xfs", "-q", "-d", "size=320m", disk.Loop)
+			case "btrfs":
+				devicetest.Run(t, "mkfs.btrfs", "-q", "-b", "320m", disk.Loop)
+			}
+			r, volumeID, target, ran := NewRepairs(slog.New(slog.DiscardHandler)), uuid.New(), t.TempDir(), []string(nil)
+			r.growsMounted = false
+			r.run = func(ctx context.Context, name string, args ...string) (hostexec.Result, error) {
+				ran = append(ran, strings.TrimSpace(strings.Join(append([]string{name}, args[:len(args)-1]...), " ")))
+				if name == tc.fails {
+					return hostexec.Result{ExitCode: 1, Stderr: "no room"}, nil
+				}
+				return hostexec.Run(ctx, name, args...)
+			}
+			if err := r.Mount(t.Context(), dev, volumeID, target, tc.fsType, Options{}); err != nil {
+				t.Fatal(err)
+			}
+			err := r.Grow(t.Context(), dev, volumeID, target, tc.fsType, Options{})
+			if !errors.Is(err, ErrGrow) {
+				t.Errorf("%v, want ErrGrow", err)
+			}
+			if diff := cmp.Diff(tc.want, ran); diff != "" {
+				t.Errorf("programs (-want +got):\n%s", diff)
+			}
+			writeFsynced(t, target, "file")
+			unmountIdle(t, target, dev)
+			if work, err := device.InterruptedWork(dev); err != nil || work != device.NoWork {
+				t.Errorf("marker of %q, %v", work, err)
+			}
+		})
+	}
+}
+
 // The usual mount of a clean ext4 with a journal starts no program but mount.
 func TestCleanExtIsNotChecked(t *testing.T) {
 	t.Parallel()

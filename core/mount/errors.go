@@ -16,7 +16,7 @@ var (
 	ErrDamaged = errors.New("filesystem is damaged")
 	// ErrChecking means that a check or a growth of the filesystem has not ended. It goes on without the caller.
 	ErrChecking = errors.New("filesystem is being checked or grown")
-	// ErrGrow means that a filesystem could not be grown to the size of its disk.
+	// ErrGrow means that a filesystem could not be grown to the size of its disk. It is in order, and has its old size.
 	ErrGrow = errors.New("growing the filesystem failed")
 	// ErrBusy means that a mount or a device was still in use at the end of the wait.
 	ErrBusy = errors.New("still in use")

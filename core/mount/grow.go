@@ -7,6 +7,7 @@
 package mount
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,8 +31,9 @@ const minGrowthBytes = 128 << 20
 // [Repairs.Mount] has already grown an ext filesystem that the kernel certainly does not grow while it is mounted.
 //
 // The superblock of a mounted xfs on the disk may be old. Then a filesystem that has just grown is grown again, without
-// effect. A filesystem of any type that is larger than its disk is [ErrDamaged]. The other errors are [ErrGrow],
-// [ErrBusy], [ErrChecking] and those of [Repairs.Mount]. After an error the filesystem may be unmounted.
+// effect. A filesystem of any type that is larger than its disk is [ErrDamaged]. After [ErrGrow] the filesystem is
+// mounted with its old size. The other errors are [ErrBusy], [ErrChecking] and those of [Repairs.Mount]. After these the
+// filesystem may be unmounted.
 func (r *Repairs) Grow(
 	ctx context.Context,
 	dev device.Device,
@@ -40,6 +42,9 @@ func (r *Repairs) Grow(
 	options Options,
 ) error {
 	if needed, err := needsGrowth(dev, fsType); err != nil || !needed || options.KeepSize {
+		return err
+	}
+	if err := r.takeNotGrown(volumeID); err != nil {
 		return err
 	}
 	before, err := Stats(target)
@@ -57,6 +62,15 @@ func (r *Repairs) Grow(
 	if err == nil && after.TotalBytes > before.TotalBytes {
 		r.logGrown(dev, volumeID)
 	}
+	return err
+}
+
+// takeNotGrown returns why the filesystem could not grow before it was mounted, once.
+func (r *Repairs) takeNotGrown(volumeID uuid.UUID) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.notGrown[volumeID]
+	delete(r.notGrown, volumeID)
 	return err
 }
 
@@ -118,9 +132,8 @@ func (r *Repairs) growBetweenMounts(
 		return err
 	}
 	if mounts := table.OfDevice(dev.Number); len(mounts) > 1 {
-		r.log.Warn("the filesystem is smaller than its disk, and grows when it is staged again",
-			"volume_id", volumeID.String(), "device", dev.String(), "because", why)
-		return nil
+		return fmt.Errorf("%w on %s: %w, and is mounted at %s too: it grows when it is staged again",
+			ErrGrow, dev, why, mounts[1].Path)
 	}
 	if err := checkGrowthIsSafe(dev, why); err != nil {
 		return err
@@ -131,16 +144,34 @@ func (r *Repairs) growBetweenMounts(
 	if err := WaitIdle(ctx, dev); err != nil {
 		return err
 	}
-	if err := r.growUnmounted(ctx, dev, volumeID, why); err != nil {
+	grown := r.growUnmounted(ctx, dev, volumeID, why)
+	if grown != nil && !errors.Is(grown, ErrGrow) {
+		return grown
+	}
+	options.KeepSize = true // not another try
+	if err := r.Mount(ctx, dev, volumeID, target, fsType, options); err != nil {
 		return err
 	}
-	return r.Mount(ctx, dev, volumeID, target, fsType, options)
+	return grown
 }
 
-// checkGrowthIsSafe returns [ErrGrow] if resize2fs would move blocks of the unmounted filesystem, because the
-// descriptors of the new groups need more room than the filesystem reserves. If it is killed meanwhile, data is where
-// something else is now, and no check brings it back: on a full disk, e2fsck -f -y then lost up to 119 of 401 files.
+// checkGrowthIsSafe returns [ErrGrow] if resize2fs refuses to grow the unmounted filesystem, or would move its blocks,
+// because the descriptors of the new groups need more room than the filesystem reserves. If resize2fs is killed
+// meanwhile, data is where something else is now, and no check brings it back: on a full disk, e2fsck -f -y then lost up
+// to 119 of 401 files.
 func checkGrowthIsSafe(dev device.Device, why error) error {
+	state, err := device.ReadExtState(dev)
+	if err != nil {
+		return err
+	}
+	if state.Bigalloc {
+		return fmt.Errorf(
+			"%w on %s: %w, and resize2fs does not grow bigalloc unmounted: copy the data to a larger volume",
+			ErrGrow,
+			dev,
+			why,
+		)
+	}
 	moves, err := device.ExtGrowthMovesBlocks(dev)
 	if err != nil || !moves {
 		return err
@@ -154,7 +185,8 @@ func checkGrowthIsSafe(dev device.Device, why error) error {
 }
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
-// interruption, so a marker is on the disk meanwhile, see [device.Growing].
+// interruption, so a marker is on the disk meanwhile, see [device.Growing]. After [ErrGrow] the filesystem is in order
+// and has its old size.
 func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, volumeID uuid.UUID, why error) error {
 	return r.do(ctx, dev, volumeID, func(ctx context.Context) error {
 		r.log.Info("growing the filesystem unmounted", "volume_id", volumeID.String(), "device", dev.String(), "because", why)
@@ -164,8 +196,12 @@ func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, volumeID
 		if err := device.WriteWorkMarker(dev, volumeID, device.Growing); err != nil {
 			return fmt.Errorf("%w on %s: %w: grow the filesystem by hand with resize2fs", ErrGrow, dev, err)
 		}
-		if err := r.grow(ctx, dev, "resize2fs", dev.Path); err != nil {
-			return err
+		grown := r.grow(ctx, dev, "resize2fs", dev.Path)
+		switch {
+		case errors.Is(grown, ErrGrow):
+			return cmp.Or(r.finishGrowth(ctx, dev), grown)
+		case grown != nil:
+			return grown
 		}
 		if err := device.RemoveWorkMarker(dev); err != nil {
 			return err
@@ -211,15 +247,20 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, volu
 			}
 			return r.preen(ctx, dev, volumeID, "-f")
 		}
-		if err := replayJournal(ctx, dev); err != nil {
-			return err
-		}
-		// e2fsck may answer all questions with yes: before the growth, the filesystem was clean.
-		if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
-			return err
-		}
-		return device.RemoveWorkMarker(dev)
+		return r.finishGrowth(ctx, dev)
 	})
+}
+
+// finishGrowth puts a filesystem in order whose growth did not end well. e2fsck may answer all questions with yes: before
+// the growth, the filesystem was clean.
+func (r *Repairs) finishGrowth(ctx context.Context, dev device.Device) error {
+	if err := replayJournal(ctx, dev); err != nil {
+		return err
+	}
+	if err := r.e2fsck(ctx, dev, "-f", "-y"); err != nil {
+		return err
+	}
+	return device.RemoveWorkMarker(dev)
 }
 
 // needsGrowth reports whether a filesystem is so much smaller than its disk that it must grow, for example because the

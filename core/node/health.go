@@ -28,7 +28,8 @@ import (
 //     does not work, or the filesystem has shut itself down. A volume is also INACCESSIBLE if it could recently not be
 //     staged because its disk was missing, unreadable, or not distinguishable from another disk.
 //   - DEGRADED: the volume can be read but not written, because the filesystem has become read-only after an error.
-//     Errors that ext4 has recorded and that are no damage, such as a timeout of the disk, count too.
+//     Errors that ext4 has recorded and that are no damage, such as a timeout of the disk, count too. So does a
+//     filesystem that could not be grown to the size of its disk, although it can be written.
 //   - DATA_LOSS: the filesystem reports damage. ext4 records damage in its superblock until the next e2fsck. btrfs
 //     counts blocks with a wrong checksum. All filesystems return EUCLEAN or EBADMSG for invalid structures. ext4 and
 //     xfs do not detect damage to the content of files, because they keep no checksums of it.
@@ -48,6 +49,7 @@ const (
 	reasonFilesystemErrors      = "FilesystemErrors"
 	reasonFilesystemCorrupted   = "FilesystemCorrupted"
 	reasonFilesystemNotMounting = "FilesystemNotMounting"
+	reasonFilesystemSmall       = "FilesystemSmall"
 )
 
 // NodeGetVolumeHealth returns what is wrong with the volume's mounts on this node or, if it has none, why it could
@@ -86,6 +88,13 @@ func (n *Service) NodeGetVolumeHealth(
 			return nil, err
 		}
 		conditions = append(conditions, found...)
+	}
+	if record, err := n.records.Read(id); err == nil && record != nil && record.Small && len(mounts) > 0 {
+		conditions = append(conditions, condition(
+			csi.VolumeHealthErrorType_DEGRADED,
+			reasonFilesystemSmall,
+			"the filesystem could not be grown to the size of its disk and has its old size: the log of this node's plugin has the reason",
+		))
 	}
 	if condition := n.failures.recent(id); condition != nil && len(mounts) == 0 {
 		conditions = append(conditions, condition)

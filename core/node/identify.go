@@ -56,6 +56,9 @@ func (n *Service) Volumes() (counts metrics.NodeVolumes, err error) {
 		}
 	}
 	for _, record := range records {
+		if record.Small && record.Step != volumerecord.Lingering {
+			counts.Small++
+		}
 		if record.Step == volumerecord.Lingering && n.lingers(record) {
 			counts.Lingering++
 		}

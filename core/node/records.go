@@ -60,6 +60,24 @@ func (n *Service) recordStaged(
 	return n.recordStage(volume, dev, staging, kind, readOnly)
 }
 
+// recordGrowth records whether the filesystem of a staged volume has the size of its disk. One that cannot grow stays
+// staged with its old size: otherwise no workload could reach the data any more.
+func (n *Service) recordGrowth(volume nodeVolume, grown error) error {
+	small := errors.Is(grown, mount.ErrGrow)
+	if grown != nil && !small {
+		return grown
+	}
+	if small {
+		n.log.Warn("staged a filesystem that is smaller than its disk", "volume_id", volume.id.String(), "because", grown)
+	}
+	record, err := n.records.Read(volume.id)
+	if err != nil || record == nil || record.Small == small {
+		return err
+	}
+	record.Small = small
+	return n.records.Write(*record)
+}
+
 // recordedDisk returns the disk of a record, or false if the disk has left the guest or was replaced.
 func (n *Service) recordedDisk(r volumerecord.Record) (dev device.Device, present bool, err error) {
 	dev, err = n.devices.BySerial(r.Serial, r.Number)

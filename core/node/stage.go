@@ -186,7 +186,8 @@ func (n *Service) stageFilesystem(
 		return nil
 	}
 	// Not only after the mount: the plugin may have ended between mount and growth.
-	if err := n.repairs.Grow(ctx, volume.content(dev), volume.id, staging, fsType, options); err != nil {
+	err = n.repairs.Grow(ctx, volume.content(dev), volume.id, staging, fsType, options)
+	if err := n.recordGrowth(volume, err); err != nil {
 		return err
 	}
 	return n.setUpRootFolder(ctx, volume, volume.content(dev), staging)

@@ -39,6 +39,8 @@ type Description struct {
 	RawBlock bool `json:"raw,omitempty"`
 	// LUKS is the version of LUKS with which a node encrypts the disk, 2, or 0. A snapshot has that of its disk.
 	LUKS int `json:"luks,omitempty"`
+	// Fixed says that the filesystem, which a node makes on the disk, may never grow. A snapshot has that of its disk.
+	Fixed bool `json:"fixed,omitempty"`
 	// Volume is the ID of the volume, for a disk that replaced the volume's first disk and for a snapshot of such a disk.
 	// CreatedBytes, SourceSnapshot and SourceImage are the size and the source of the first disk.
 	Volume         string `json:"vol,omitempty"`

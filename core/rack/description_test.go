@@ -170,15 +170,20 @@ func TestEncryptedDescriptionFits(t *testing.T) {
 		lineage = Lineage(uuid.NewString(), lineage)
 	}
 	want := NewDescription(strings.Repeat("c", 63), strings.Repeat("v", 128), strings.Repeat("p", 253))
-	want.Lineage, want.Clone, want.RawBlock, want.LUKS = lineage, true, true, 2
+	want.Lineage, want.Clone, want.Fixed, want.LUKS = lineage, true, true, 2
 	text := want.Encode()
 	got, ours := ParseDescription(text)
-	if len(text) > rackLimit || !ours || got.LUKS != 2 || len(got.Lineage) != lineageLength {
+	if len(text) > rackLimit || !ours || got.LUKS != 2 || !got.Fixed || len(got.Lineage) != lineageLength {
 		t.Errorf("%d bytes, ours %t: %s", len(text), ours, text)
 	}
 	short := NewDescription("prod", "v", "")
 	short.LUKS = 2
 	if text := short.Encode(); !strings.Contains(text, `,"luks":2,"name":"v"}`) {
+		t.Errorf("the permanent field is missing: %s", text)
+	}
+	fixed := NewDescription("prod", "v", "")
+	fixed.Fixed = true
+	if text := fixed.Encode(); !strings.Contains(text, `,"fixed":true,"name":"v"}`) {
 		t.Errorf("the permanent field is missing: %s", text)
 	}
 }

@@ -66,6 +66,8 @@ type Record struct {
 	// ReadOnly says that the volume was staged read-only.
 	ReadOnly bool `json:"readOnly"`
 	Step     Step `json:"step"`
+	// Small says that the filesystem could not be grown to the size of its disk.
+	Small bool `json:"small,omitempty"`
 }
 
 // Store is the folder of the records.

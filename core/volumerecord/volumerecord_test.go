@@ -122,6 +122,13 @@ func TestRecordIsPermanent(t *testing.T) {
 		t.Errorf("record (-want +got):\n%s", diff)
 	}
 	pages.Shows(t, "../../docs/reference/formats.md", strings.ReplaceAll(golden, boot, "BOOT-ID"))
+	r.Small = true
+	must(t, store.Write(r))
+	content, err = os.ReadFile(store.Path(r.Volume))
+	must(t, err)
+	if want := strings.Replace(golden, `}`+"\n", `,"small":true}`+"\n", 1); string(content) != want {
+		t.Errorf("of a small filesystem: %s, want %s", content, want)
+	}
 	// Development versions before 0.1.0 wrote no version.
 	without := strings.Replace(golden, `"v":1,`, "", 1)
 	must(t, os.WriteFile(store.Path(r.Volume), []byte(without), 0o600))
