@@ -524,7 +524,7 @@ var planted = []bug{
 		name:     "controller: a copy does not say that its filesystem may not grow",
 		file:     "core/controller/create.go",
 		original: "r.description.Fixed = source.Fixed && !r.params.rawBlock",
-		planted:  "r.description.Fixed = false",
+		planted:  "r.description.Fixed = source.Fixed && r.params.rawBlock",
 		pkg:      "core/controller",
 		test:     "TestExpandOfAFilesystemThatMayNotGrow",
 	},
