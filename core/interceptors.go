@@ -78,7 +78,7 @@ func isRoutine(method string) bool {
 }
 
 // recoverPanic turns a panic into INTERNAL: a defect in one RPC must not stop the process, which serves all other
-// volumes.
+// volumes. After a create it is UNAVAILABLE: INTERNAL is final to a provisioner, and the disk may exist.
 func (s *Server) recoverPanic(
 	ctx context.Context,
 	req any,
@@ -89,7 +89,12 @@ func (s *Server) recoverPanic(
 		if reason := recover(); reason != nil {
 			s.metrics.RPCPanicked()
 			rpc.LogPanic(s.log, slog.String("method", methodName(info.FullMethod)), reason)
-			resp, err = nil, rpc.Internal(
+			failed := rpc.Internal
+			switch req.(type) {
+			case *csi.CreateVolumeRequest, *csi.CreateSnapshotRequest:
+				failed = rpc.Unavailable
+			}
+			resp, err = nil, failed(
 				"%s failed because of a defect in the plugin: see the stack in its log",
 				methodName(info.FullMethod),
 			)

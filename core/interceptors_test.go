@@ -32,7 +32,7 @@ import (
 // canary is a text that must not appear in messages or logs.
 const canary = "canary-9c1f"
 
-// A panic fails one call with INTERNAL and is logged. Its value is neither in the message nor in the log, and the
+// A panic fails one call and is logged. Its value is neither in the message nor in the log, and the
 // volume is unlocked.
 func TestPanicFailsOneCall(t *testing.T) {
 	for name, value := range map[string]any{
@@ -49,7 +49,7 @@ func TestPanicFailsOneCall(t *testing.T) {
 			client := csi.NewControllerClient(conn)
 			gate.Panic("POST", "/v1/disks", value)
 			_, err := client.CreateVolume(t.Context(), coretest.CreateRequest("v"))
-			coretest.WantCode(t, err, codes.Internal, "CreateVolume", "log")
+			coretest.WantCode(t, err, codes.Unavailable, "CreateVolume", "log") // not final: the disk may exist
 			if strings.Contains(err.Error(), canary) || strings.Contains(log.String(), canary) {
 				t.Errorf("the message or the log has the panic's value: %v\n%s", err, log)
 			}

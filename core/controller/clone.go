@@ -27,20 +27,7 @@ func (c *Service) clone(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	rc, source, err := c.neededDisk(ctx, want.cloneOf)
-	if err != nil {
-		return c.existingWithoutSource(ctx, want, candidates, err)
-	}
-	if err := rc.checkSource(ctx, source, candidates); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if source, err = rc.waitForSource(ctx, source); err != nil {
-		return c.existingOr(ctx, want, candidates, err)
-	}
-	size, err := chooseSize(want.capacity, source.SizeBytes) // after the wait: the source may have grown
+	rc, source, size, err := c.sourceDisk(ctx, want, candidates)
 	if err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
@@ -52,6 +39,29 @@ func (c *Service) clone(
 	want.description.Clone = true
 	disk, err := rc.copyDisk(ctx, want, source, size)
 	return rc, disk, err
+}
+
+// sourceDisk returns the disk of the requested volume and the size of its copy. It rejects a disk that cannot be the
+// source.
+func (c *Service) sourceDisk(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+) (rc rackController, source rack.Disk, size int64, err error) {
+	if rc, source, err = c.neededDisk(ctx, want.cloneOf); err != nil {
+		return rc, source, 0, err
+	}
+	if err := rc.checkSource(ctx, source, candidates); err != nil {
+		return rc, source, 0, err
+	}
+	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
+		return rc, source, 0, err
+	}
+	if source, err = rc.waitForSource(ctx, source); err != nil {
+		return rc, source, 0, err
+	}
+	size, err = chooseSize(want.capacity, source.SizeBytes) // after the wait: the source may have grown
+	return rc, source, size, err
 }
 
 // checkSource rejects a disk as the source of a volume or snapshot: on a rack that is not among the candidates, in

@@ -365,8 +365,9 @@ func (c rackController) resolveCreate(ctx context.Context, want volumeRequest, c
 	// These refusals say that this call made nothing. An earlier one may have made the disk and lost its answer.
 	refused := errors.Is(createErr, rack.ErrCapacity) || errors.Is(createErr, rack.ErrRefused) ||
 		errors.Is(createErr, rack.ErrSize)
-	if !refused && !errors.Is(createErr, rack.ErrAlreadyExists) && !rack.OutcomeUnknown(createErr) {
-		return rack.Disk{}, createErr // not a final answer: a missing source, or an access that the token lost
+	exists := errors.Is(createErr, rack.ErrAlreadyExists)
+	if !refused && !exists && !rack.OutcomeUnknown(createErr) && !errors.Is(createErr, rack.ErrNotFound) {
+		return rack.Disk{}, createErr // not a final answer: an access that the token lost, or a conflict
 	}
 	disk, err := c.rack.DiskByName(ctx, diskname.ForVolume(c.cluster, want.name))
 	switch {
@@ -523,49 +524,12 @@ func (c *Service) restore(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	rc, snapshot, err := c.snapshot(ctx, want.snapshotID)
+	rc, snapshot, size, err := c.sourceSnapshot(ctx, want, candidates)
 	if err != nil {
-		return c.existingWithoutSource(ctx, want, candidates, err)
-	}
-	if err := rc.checkSourceLocation(
-		ctx,
-		"snapshot",
-		snapshot.Name,
-		snapshot.ID,
-		snapshot.ProjectID,
-		candidates,
-	); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if snapshot.Internal() {
-		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_content_source: snapshot %q (%s) is an internal snapshot of this plugin: use another snapshot",
-			snapshot.Name,
-			snapshot.ID,
-		)
-	}
-	if err := checkSourceEncryption(want, "snapshot", snapshot.Name, snapshot.ID, snapshot.Description); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot); err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
-	size, err := chooseSize(want.capacity, snapshot.SizeBytes)
-	if err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
 	if err := want.takeFixed(snapshot.Description, snapshot.SizeBytes, size); err != nil {
-		return rackController{}, rack.Disk{}, err
-	}
-	if want.params.readOnly && size != snapshot.SizeBytes {
-		return rackController{}, rack.Disk{}, rpc.OutOfRange(
-			"capacity_range: a read-only volume has the size of its snapshot, %d bytes, not %d",
-			snapshot.SizeBytes,
-			size,
-		)
+		return c.existingOr(ctx, want, candidates, err)
 	}
 	want.description.Lineage = lineageOf(snapshot)
 	disk, err := rc.createUnlessReplaced(ctx, want, size, snapshot.ID)
@@ -573,6 +537,57 @@ func (c *Service) restore(
 		err = rpc.Unavailable("volume %q: its snapshot %s was deleted meanwhile: retry: %w", want.name, snapshot.ID, err)
 	}
 	return rc, disk, err
+}
+
+// sourceSnapshot returns the requested snapshot and the size of the volume made from it. It rejects a snapshot that
+// cannot be the source.
+func (c *Service) sourceSnapshot(
+	ctx context.Context,
+	want volumeRequest,
+	candidates []*rack.Client,
+) (rc rackController, snapshot rack.Snapshot, size int64, err error) {
+	if rc, snapshot, err = c.snapshot(ctx, want.snapshotID); err != nil {
+		return rc, snapshot, 0, err
+	}
+	if err := rc.checkSourceSnapshot(ctx, want, snapshot, candidates); err != nil {
+		return rc, snapshot, 0, err
+	}
+	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot, rpc.FailedPrecondition); err != nil {
+		return rc, snapshot, 0, err
+	}
+	size, err = chooseSize(want.capacity, snapshot.SizeBytes)
+	if err == nil && want.params.readOnly && size != snapshot.SizeBytes {
+		err = rpc.OutOfRange(
+			"capacity_range: a read-only volume has the size of its snapshot, %d bytes, not %d",
+			snapshot.SizeBytes,
+			size,
+		)
+	}
+	return rc, snapshot, size, err
+}
+
+// checkSourceSnapshot rejects a snapshot as the source of a volume by what does not change.
+func (c rackController) checkSourceSnapshot(
+	ctx context.Context,
+	want volumeRequest,
+	snapshot rack.Snapshot,
+	candidates []*rack.Client,
+) error {
+	err := c.checkSourceLocation(ctx, "snapshot", snapshot.Name, snapshot.ID, snapshot.ProjectID, candidates)
+	if err != nil {
+		return err
+	}
+	if err := c.checkSnapshotOwner(ctx, snapshot); err != nil {
+		return err
+	}
+	if snapshot.Internal() {
+		return rpc.NotFound(
+			"volume_content_source: snapshot %q (%s) is an internal snapshot of this plugin: use another snapshot",
+			snapshot.Name,
+			snapshot.ID,
+		)
+	}
+	return checkSourceEncryption(want, "snapshot", snapshot.Name, snapshot.ID, snapshot.Description)
 }
 
 // lineageOf is the lineage of a volume made from a snapshot. Of a snapshot that this plugin did not make, only the disk
@@ -584,27 +599,17 @@ func lineageOf(snapshot rack.Snapshot) []string {
 	return rack.Lineage(snapshot.VolumeID, nil)
 }
 
-// existingWithoutSource answers a create whose source is gone.
-func (c *Service) existingWithoutSource(
-	ctx context.Context,
-	want volumeRequest,
-	candidates []*rack.Client,
-	sourceErr error,
-) (rackController, rack.Disk, error) {
-	if !errors.Is(sourceErr, rack.ErrNotFound) {
-		return rackController{}, rack.Disk{}, sourceErr
-	}
-	return c.existingOr(ctx, want, candidates, rpc.NotFound("volume_content_source: %w", sourceErr))
-}
-
 // existingOr answers a create whose source cannot be used, with sourceErr if the volume does not exist. An earlier call
-// may have made it while the source could be used.
+// may have made it while the source could be used: then a final error would leave its disk to nobody.
 func (c *Service) existingOr(
 	ctx context.Context,
 	want volumeRequest,
 	candidates []*rack.Client,
 	sourceErr error,
 ) (rackController, rack.Disk, error) {
+	if errors.Is(sourceErr, rack.ErrNotFound) {
+		sourceErr = rpc.NotFound("volume_content_source: %w", sourceErr)
+	}
 	rc, disk, err := c.findExisting(ctx, want, candidates)
 	if err == nil && rc.rack == nil {
 		err = sourceErr

@@ -51,6 +51,7 @@ var (
 	noProject       = refusal(404, "ObjectNotFound", `not found: project with name "demo"`)
 	noDisk          = refusal(404, "ObjectNotFound", `not found: disk with id "c0ffee00-0000-4000-8000-000000000000"`)
 	noInstance      = refusal(404, "ObjectNotFound", `not found: instance with id "c0ffee00-0000-4000-8000-000000000000"`)
+	nothingNamed    = refusal(404, "ObjectNotFound", "nothing here")
 	noRoute         = simtest.Fault{Kind: simtest.FaultStatus, Status: 404, Message: "Not Found"}
 	conflict        = refusal(409, "Conflict", "another change came first")
 	gone            = refusal(410, "Gone", "Gone")
@@ -105,6 +106,8 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_create", forbidden, codes.Unavailable, "Forbidden"},
 			{"disk_create", noProject, codes.Unavailable, `project "demo"`},
 			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
+			{"disk_create", nothingNamed, codes.Unavailable, "retry"},
+			{"anti_affinity_group_list", nothingNamed, codes.Unavailable, "nothing here"},
 			{"disk_create", conflict, codes.Unavailable, "came first"},
 			{"disk_create", gone, codes.Unavailable, "Gone"},
 			{"disk_create", tooManyRequests, codes.Unavailable, "slow down"},
@@ -167,6 +170,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noDisk, codes.NotFound, "not found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
+			{"anti_affinity_group_list", nothingNamed, codes.Unavailable, "nothing here"},
 			{"instance_disk_list", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
@@ -213,6 +217,33 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 		}},
+		{"ControllerExpandVolume", func(t *testing.T, r *rig, volumeID, _ string) error {
+			_, err := r.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+				VolumeId: volumeID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+			})
+			return err
+		}, []errorRow{ // NOT_FOUND is final for Kubernetes' external-resizer
+			{"anti_affinity_group_create", nothingNamed, codes.Unavailable, "nothing here"},
+			{"snapshot_create", nothingNamed, codes.Unavailable, "nothing here"},
+			{"utilization_view", nothingNamed, codes.Unavailable, "nothing here"},
+			{"disk_create", nothingNamed, codes.Aborted, "nothing here"},
+		}},
+		{"ListVolumes", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+			return err
+		}, []errorRow{
+			{"disk_list", nothingNamed, codes.Unavailable, "nothing here"},
+			{"disk_list", noDisk, codes.Unavailable, "not found"},
+			{"anti_affinity_group_list", nothingNamed, codes.Unavailable, "nothing here"},
+		}},
+		{"ListSnapshots", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+			return err
+		}, []errorRow{{"snapshot_list", nothingNamed, codes.Unavailable, "nothing here"}}},
+		{"GetCapacity", func(t *testing.T, r *rig, _, _ string) error {
+			_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+			return err
+		}, []errorRow{{"utilization_view", nothingNamed, codes.Unavailable, "nothing here"}}},
 	} {
 		for _, row := range test.rows {
 			name := test.rpc + "/" + row.operation + "/" + row.fault.Kind

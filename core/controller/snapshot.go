@@ -37,15 +37,12 @@ func (c *Service) CreateSnapshot(
 		return nil, err
 	}
 	rc, source, err := c.neededDisk(ctx, req.GetSourceVolumeId())
-	if errors.Is(err, rack.ErrNotFound) {
-		existing, err := c.existingSnapshotWithoutSource(ctx, req, candidates, err)
-		return existing, retryableCreate(ctx, err)
+	if err == nil {
+		err = rc.checkSource(ctx, source, candidates)
 	}
 	if err != nil {
-		return nil, retryableCreate(ctx, err)
-	}
-	if err := rc.checkSource(ctx, source, candidates); err != nil {
-		return nil, retryableCreate(ctx, err)
+		existing, err := c.existingSnapshotOr(ctx, req, candidates, err)
+		return existing, retryableCreate(ctx, err)
 	}
 	snapshot, err := rc.takeSnapshot(ctx, req.GetName(), source)
 	if err != nil {
@@ -84,7 +81,7 @@ func (c rackController) takeSnapshot(ctx context.Context, name string, disk rack
 	case lookErr != nil:
 		return snapshot, fmt.Errorf("%w; %w", lookErr, singleLine(err))
 	case found:
-		return c.waitForReadySnapshot(ctx, snapshot)
+		return c.waitForOwnSnapshot(ctx, snapshot)
 	case rack.OutcomeUnknown(err) || errors.Is(err, rack.ErrAlreadyExists) || errors.Is(err, rack.ErrNotFound):
 		return snapshot, retryable(ctx, fmt.Errorf("%w; the snapshot does not exist yet: retry", err))
 	}
@@ -152,21 +149,24 @@ func (c rackController) findSnapshot(
 	return snapshot, err == nil, err
 }
 
-// existingSnapshotWithoutSource answers a CreateSnapshot whose source volume is gone. An earlier call may have made the
+// existingSnapshotOr answers a CreateSnapshot whose source volume cannot be used. An earlier call may have made the
 // snapshot. Without one it returns sourceErr.
-func (c *Service) existingSnapshotWithoutSource(
+func (c *Service) existingSnapshotOr(
 	ctx context.Context,
 	req *csi.CreateSnapshotRequest,
 	candidates []*rack.Client,
 	sourceErr error,
 ) (*csi.CreateSnapshotResponse, error) {
-	id, _ := diskname.ParseID(req.GetSourceVolumeId()) // disk has parsed it before
+	id, isID := diskname.ParseID(req.GetSourceVolumeId())
+	if !isID {
+		return nil, sourceErr
+	}
 	want := rack.NewSnapshotDescription(c.cluster, req.GetName(), nil)
 	for _, client := range candidates {
 		rc := c.forRack(client)
 		snapshot, found, err := rc.findSnapshot(ctx, want, id)
 		if found {
-			snapshot, err = rc.waitForReadySnapshot(ctx, snapshot)
+			snapshot, err = rc.waitForOwnSnapshot(ctx, snapshot)
 		}
 		if err != nil {
 			return nil, err
@@ -178,8 +178,13 @@ func (c *Service) existingSnapshotWithoutSource(
 	return nil, sourceErr
 }
 
-// waitForReadySnapshot waits until a snapshot is ready, and rejects a snapshot in any other stable state.
-func (c rackController) waitForReadySnapshot(ctx context.Context, snapshot rack.Snapshot) (rack.Snapshot, error) {
+// waitForReadySnapshot waits until a snapshot is ready, and rejects a snapshot in any other stable state. failed gives
+// that error its code.
+func (c rackController) waitForReadySnapshot(
+	ctx context.Context,
+	snapshot rack.Snapshot,
+	failed func(format string, args ...any) error,
+) (rack.Snapshot, error) {
 	snapshot, err := c.rack.WaitForSnapshot(ctx, snapshot, rpc.WaitBudget(ctx))
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -192,7 +197,7 @@ func (c rackController) waitForReadySnapshot(ctx context.Context, snapshot rack.
 	case err != nil:
 		return snapshot, err
 	case snapshot.State != rack.SnapshotReady:
-		return snapshot, rpc.FailedPrecondition(
+		return snapshot, failed(
 			"snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or ask the operator of the rack",
 			snapshot.Name,
 			snapshot.ID,
@@ -201,6 +206,12 @@ func (c rackController) waitForReadySnapshot(ctx context.Context, snapshot rack.
 		)
 	}
 	return snapshot, nil
+}
+
+// waitForOwnSnapshot is waitForReadySnapshot for the snapshot that a call makes. After a final error no orchestrator
+// would delete it.
+func (c rackController) waitForOwnSnapshot(ctx context.Context, snapshot rack.Snapshot) (rack.Snapshot, error) {
+	return c.waitForReadySnapshot(ctx, snapshot, rpc.Unavailable)
 }
 
 // snapshotMessage describes a snapshot as a CSI snapshot. It is accessible from its rack only.

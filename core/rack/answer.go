@@ -36,7 +36,7 @@ func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		return nil, fmt.Errorf("read its answer: %w", err)
 	}
-	resp.Body = io.NopCloser(bytes.NewReader(body))
+	resp.Body, resp.Request = io.NopCloser(bytes.NewReader(body)), req // the request is for classify
 	status := resp.StatusCode
 	if req.Method == http.MethodDelete && status < http.StatusMultipleChoices && status != http.StatusNoContent {
 		return nil, fmt.Errorf("its answer is wrong: HTTP %d, and every rack answers a deletion with 204", status)

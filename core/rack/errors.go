@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -122,15 +124,17 @@ func classify(err *oxide.HTTPError) error {
 		if strings.HasPrefix(message, "not found: project ") {
 			return ErrProject
 		}
+		named := strings.HasPrefix(message, "not found: ")
 		switch {
-		case code == "ObjectNotFound" && strings.HasPrefix(message, "not found: "):
+		case code != "ObjectNotFound":
+			// It comes from a server that is not an Oxide API, or from a route that this release lacks.
+			return ErrUnavailable
+		case asksForNoObject(err.HTTPResponse.Request, named):
+			return ErrUnavailable
+		case named:
 			return ErrNotFound
-		case code == "ObjectNotFound":
-			return errUnconfirmedNotFound
 		}
-		// A 404 without that code comes from a server that is not an Oxide API, or from a route that this release
-		// lacks.
-		return ErrUnavailable
+		return errUnconfirmedNotFound
 	case 409:
 		return ErrConflict
 	case 500:
@@ -139,6 +143,13 @@ func classify(err *oxide.HTTPError) error {
 		return ErrCapacity
 	}
 	return ErrUnavailable
+}
+
+// asksForNoObject reports whether a 404 cannot be about an object that was asked for: a list asks for none. A create can
+// ask for its source, and then a rack names that. named says that the answer names an object.
+func asksForNoObject(req *http.Request, named bool) bool {
+	wholeCollection, _ := path.Match("/v1/*", req.URL.Path) // the pattern is well-formed
+	return wholeCollection && (req.Method == http.MethodGet || !named)
 }
 
 // refusedState is the end of a message that refuses a request because of the disk's state.

@@ -115,7 +115,8 @@ func (c *Client) forgetDisk(volumeID string) {
 }
 
 // Disk returns the disk of a volume by the volume's ID. [ErrReplaced] means that the volume has no disk until its
-// expansion is finished. A disk that does not exist costs one more request, for the record of its replacement.
+// expansion is finished. A disk that does not exist costs one more request, for the record of its replacement:
+// with [ErrNotFound] the token has just seen the project.
 func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 	old, notFound := c.DiskByID(ctx, c.diskOf(id))
 	switch {
@@ -127,10 +128,12 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 	}
 	c.forgetDisk(id)
 	record, err := c.RecordNamed(ctx, ReplacementPrefix+id)
-	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrProject) {
-		return old, notFound // without the project, the caller does not trust the 404
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return old, notFound
+	case errors.Is(err, ErrProject):
+		return Disk{}, fmt.Errorf("%w: %v", ErrUnavailable, c.notBelieved(err)) // the disk may exist
+	case err != nil:
 		return Disk{}, err
 	}
 	replacement, ok := ParseReplacement(record)

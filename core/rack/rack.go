@@ -401,13 +401,15 @@ func (c *Client) confirmNotFound(ctx context.Context, err error) error {
 // error is never an [ErrNotFound].
 func (c *Client) ConfirmProject(ctx context.Context) error {
 	if _, err := c.lookUpProject(ctx); err != nil {
-		return fmt.Errorf(
-			"the answer \"not found\" cannot be believed, check the token and its role on project %q: %w",
-			c.project,
-			err,
-		)
+		return c.notBelieved(err)
 	}
 	return nil
+}
+
+// notBelieved is the error for a 404 while the project cannot be seen, for the reason err.
+func (c *Client) notBelieved(err error) error {
+	return fmt.Errorf(
+		"the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)
 }
 
 // timeOrZero returns the zero time for nil.
