@@ -7,6 +7,7 @@ package diagnose_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -96,6 +97,13 @@ func condition(condition orchestrator.TraceCondition) func(*testing.T, *coretest
 	return func(_ *testing.T, _ *coretest.Rig, trace *orchestrator.Trace) {
 		trace.Conditions = append(trace.Conditions, condition)
 	}
+}
+
+// badGateway answers as a proxy that does not reach the rack.
+type badGateway struct{}
+
+func (badGateway) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusBadGateway, Request: req, Header: http.Header{}, Body: http.NoBody}, nil
 }
 
 var stories = map[string]story{
@@ -213,6 +221,10 @@ var stories = map[string]story{
 	"restart refused, and requested again": {
 		reason: "RestartRefused", rig: refusals(1),
 		arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
+	},
+	"proxy answers": {
+		reason: "ProxyAnswered", arrange: func(*testing.T, *coretest.Rig, *orchestrator.Trace) {},
+		asks: func(c *rack.Config) { c.HTTPClient = &http.Client{Transport: badGateway{}} },
 	},
 	"rack unavailable": {
 		reason: "RackUnavailable",
@@ -517,6 +529,7 @@ func TestNextStepsElsewhere(t *testing.T) {
 		"DiskFaulted",
 		"InstanceDeleted",
 		"InstanceStopped",
+		"ProxyAnswered",
 		"RackUnavailable",
 	}
 	for orchestrator, possible := range map[string]func(reason string) bool{

@@ -400,6 +400,16 @@ var Symptoms = []Symptom{
 		"A rack cannot change the size of a disk. Its disk is replaced by a larger copy while it is detached.",
 	},
 	{
+		"ProxyAnswered",
+		"rack",
+		saysError(rack.ErrProxy),
+		"a proxy or another server answers the plugin's calls, and not the rack",
+		actorOperator,
+		"look at the proxies and load balancers before the rack, at the plugin's OXIDE_HOST, and at HTTPS_PROXY and NO_PROXY of the controller",
+		"Every answer of a rack has an ID of its request. What a proxy answers says nothing about volumes, token or project. " +
+			"The orchestrator repeats its calls, and nothing is lost.",
+	},
+	{
 		"RackUnavailable",
 		"rack",
 		saysError(rack.ErrUnavailable, rack.ErrInternal),

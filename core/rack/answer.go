@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -21,8 +22,8 @@ import (
 const maxAnswer = 8 << 20
 
 // boundedAnswers reads each answer to its end. An answer that was cut off is an error, as no answer is. It limits the
-// size of answers, so that a broken server cannot use up the memory. It also rejects the success of a deletion that no
-// rack would answer: a deletion has no body that could be compared with what was asked.
+// size of answers, so that a broken server cannot use up the memory. It also rejects a success that no rack would
+// answer: a page for people, and that of a deletion, which has no body that could be compared with what was asked.
 type boundedAnswers struct{ next http.RoundTripper }
 
 var _ http.RoundTripper = boundedAnswers{}
@@ -37,8 +38,12 @@ func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("read its answer: %w", err)
 	}
 	resp.Body, resp.Request = io.NopCloser(bytes.NewReader(body)), req // the request is for classify
-	status := resp.StatusCode
-	if req.Method == http.MethodDelete && status < http.StatusMultipleChoices && status != http.StatusNoContent {
+	status, kind := resp.StatusCode, resp.Header.Get("Content-Type")
+	switch {
+	case status >= http.StatusMultipleChoices:
+	case strings.HasPrefix(kind, "text/html"):
+		return nil, fmt.Errorf("%w: a page in HTML: check --oxide-host and the proxies before it", ErrProxy)
+	case req.Method == http.MethodDelete && status != http.StatusNoContent:
 		return nil, fmt.Errorf("its answer is wrong: HTTP %d, and every rack answers a deletion with 204", status)
 	}
 	return resp, nil

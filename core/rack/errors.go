@@ -5,6 +5,7 @@
 package rack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,8 @@ var (
 	// ErrUnavailable means that the rack did not answer, or cannot serve the request now. The change may have been
 	// made, may still be made, or may never be made.
 	ErrUnavailable = errors.New("the rack is unavailable")
+	// ErrProxy comes with [ErrUnavailable]. It means that what answered is no rack, for instance a proxy before the rack.
+	ErrProxy = errors.New("a proxy or another server answered, not the rack")
 	// ErrInternal means that the rack failed. The change may have been made.
 	ErrInternal = errors.New("the rack failed")
 	// ErrBusy means that a disk or a snapshot did not reach a stable state in time, or that the rack refused a request
@@ -64,6 +67,9 @@ var errUnconfirmedNotFound = fmt.Errorf("%w", ErrNotFound)
 func OutcomeUnknown(err error) bool {
 	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrInternal)
 }
+
+// requestIDHeader is in every answer of a rack (docs/reference/rack.md §1).
+const requestIDHeader = "x-request-id"
 
 // translate turns an error of the SDK into one of this package, prefixed with what was attempted. The text of an SDK
 // error spans several lines and contains response headers. So only the rack's message is passed on, and its request ID
@@ -82,14 +88,18 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(withoutVarying(err.Error())))
 	}
 	kind, status, message := classify(httpErr), httpErr.HTTPResponse.StatusCode, ""
-	requestID := httpErr.HTTPResponse.Header.Get("x-request-id")
+	requestID := httpErr.HTTPResponse.Header.Get(requestIDHeader)
 	if resp := httpErr.ErrorResponse; resp != nil {
 		message = resp.Message
 		if resp.RequestId != "" {
 			requestID = resp.RequestId
 		}
 	}
-	if message == "" {
+	switch {
+	case requestID == "":
+		kind = fmt.Errorf("%w: %w", ErrUnavailable, ErrProxy)
+		message = cmp.Or(message, http.StatusText(status))
+	case message == "":
 		message = "no reason given"
 	}
 	err = fmt.Errorf("%s: %w: %s (HTTP %d)", doing, kind, sanitize(message), status)

@@ -10,10 +10,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -45,12 +47,22 @@ func newHTTPTransport(roots *x509.CertPool) *http.Transport {
 	// take minutes on a loaded rack (docs/reference/rack.md §2).
 	transport.ResponseHeaderTimeout = 5 * time.Minute
 	transport.DialContext = discardOnClose(transport.DialContext)
+	transport.OnProxyConnectResponse = checkProxy
 	// A rack offers HTTP/2 over TLS, and then all calls share one connection.
 	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: pingTimeout}
 	if roots != nil {
 		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
 	}
 	return transport
+}
+
+// checkProxy rejects a proxy that does not connect to the rack. Without it the error would be the proxy's status alone.
+func checkProxy(_ context.Context, proxy *url.URL, _ *http.Request, resp *http.Response) error {
+	if resp.StatusCode == http.StatusOK {
+		return nil
+	}
+	return fmt.Errorf("%w: %s refuses to connect: %s (HTTP %d): correct HTTPS_PROXY or NO_PROXY",
+		ErrProxy, proxy.Host, http.StatusText(resp.StatusCode), resp.StatusCode)
 }
 
 // dialContext is the type of [http.Transport.DialContext].

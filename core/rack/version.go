@@ -227,6 +227,9 @@ func (v *versionNegotiator) serves(ctx context.Context, host *url.URL, version s
 		return false, nil
 	case resp.StatusCode == http.StatusOK:
 		return true, nil
+	case resp.Header.Get(requestIDHeader) == "":
+		status := http.StatusText(resp.StatusCode)
+		return false, fmt.Errorf("%w: %s (HTTP %d) to /v1/ping", ErrProxy, status, resp.StatusCode)
 	}
 	return false, fmt.Errorf("/v1/ping answered HTTP %d, and every rack answers it with 200", resp.StatusCode)
 }

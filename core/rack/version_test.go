@@ -91,7 +91,7 @@ func TestRackTooOld(t *testing.T) {
 			before: func(_ http.ResponseWriter, req *http.Request) bool { req.Header.Del("Api-Version"); return false },
 		},
 		{
-			name: "a page that answers everything", want: errOldRelease, mentions: []string{"no rack at all", "--oxide-host"},
+			name: "a page that answers everything", want: ErrUnavailable, mentions: []string{ErrProxy.Error(), "--oxide-host"},
 			before: func(w http.ResponseWriter, _ *http.Request) bool {
 				_, err := w.Write([]byte("<html>"))
 				return err == nil

@@ -1629,6 +1629,22 @@ var planted = []bug{
 		test:     "TestRetries",
 	},
 	{
+		name:     "rack: what a proxy answers is taken for the rack's answer",
+		file:     "core/rack/errors.go",
+		original: "\tcase requestID == \"\":\n",
+		planted:  "\tcase requestID == \"\" && false:\n",
+		pkg:      "core/rack",
+		test:     "TestProxyAnswersInsteadOfTheRack",
+	},
+	{
+		name:     "rack: a proxy that does not connect is not named",
+		file:     "core/rack/transport.go",
+		original: "\ttransport.OnProxyConnectResponse = checkProxy\n",
+		planted:  "\t_ = checkProxy\n",
+		pkg:      "core/rack",
+		test:     "TestProxyDoesNotConnect",
+	},
+	{
 		name:     `rack: a 404 of any server counts as "not found"`,
 		file:     "core/rack/errors.go",
 		original: "case code != \"ObjectNotFound\":",
