@@ -26,6 +26,7 @@ var withoutRow = map[string]string{
 	"rack.ErrAlreadyExists": "CreateVolume looks up the disk and decides the code",
 	"rack.ErrNotStopped":    "is an ErrRefused",
 	"rack.ErrFull":          "is an ErrRefused",
+	"rack.ErrProxy":         "comes with an ErrUnavailable",
 	"restart.ErrElsewhere":  "ControllerPublishVolume answers with the name of the instance",
 	"restart.ErrFull":       "ControllerPublishVolume answers with the limit",
 }
