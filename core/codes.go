@@ -70,6 +70,11 @@ var codeTable = []struct {
 		"outcome unknown, or not possible now; a provisioner retries and does not drop the volume",
 	},
 	{rack.ErrFormat, codes.FailedPrecondition, "after a rollback: an operator must upgrade; nothing was changed"},
+	{
+		rack.ErrUnknown,
+		codes.FailedPrecondition,
+		"the rack is newer than this plugin: an operator must upgrade it; creates answer UNAVAILABLE instead",
+	},
 	{rack.ErrConflict, codes.Unavailable, "another change on the rack came first; a retry succeeds"},
 	{
 		rack.ErrInternal,

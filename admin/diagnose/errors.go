@@ -43,6 +43,7 @@ var pageErrors = []struct {
 	{rack.ErrCapacity, ""},
 	{rack.ErrUnavailable, ""},
 	{rack.ErrFormat, "Upgrade the plugin again: [upgrade](upgrade.md). Nothing was changed."},
+	{rack.ErrUnknown, ""},
 	{rack.ErrConflict, endsAlone},
 	{rack.ErrInternal, ""},
 	{rack.ErrBusy, endsAlone + " If the disk stays in this state, tell the operator of the rack its ID."},

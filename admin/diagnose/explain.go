@@ -191,6 +191,9 @@ func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster str
 				err = unconfirmed
 			}
 		}
+		if errors.Is(err, rack.ErrUnknown) {
+			f.Disk, f.Rack, f.VolumeID = &disk, client.Name(), disk.VolumeID
+		}
 		switch {
 		case errors.Is(err, rack.ErrNotFound):
 			gone++

@@ -241,6 +241,8 @@ func diskOrphan(client *rack.Client, disk rack.Disk, cluster string) Orphan {
 		SizeBytes: disk.SizeBytes, Created: disk.Created,
 	}
 	switch {
+	case disk.Unknown != "":
+		o.Keep = fmt.Sprintf("it has the %s, which this version of the plugin does not know", disk.Unknown)
 	case disk.InstanceID != "":
 		o.Keep = "it is attached to instance " + disk.InstanceID
 	case disk.State != rack.Detached:

@@ -236,8 +236,11 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	c, ours, attached := all[0], 0, 0
 	owners := controller.Adoptions(c.records)
 	isOurs := func(disk rack.Disk) bool { return ownedBy(disk.Description, owners[disk.VolumeID]) == cluster }
-	var faulted, halfDeleted []string
+	var faulted, halfDeleted, unknown []string
 	for _, disk := range c.disks {
+		if disk.Unknown != "" { // also one that was made by hand: it may be a volume
+			unknown = append(unknown, fmt.Sprintf("%s has the %s", nameOnRack(disk), disk.Unknown))
+		}
 		if !isOurs(disk) {
 			continue
 		}
@@ -257,6 +260,14 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	e.ok("disks", "%d of this cluster, %d of them attached; %d in the project", ours, attached, len(c.disks))
 	if len(faulted) > 0 {
 		e.fail("faulted disks", "report the disks to the operator of the rack", "%s", strings.Join(faulted, ", "))
+	}
+	for _, snapshot := range c.snapshots {
+		if snapshot.CheckKnown() != nil {
+			unknown = append(unknown, fmt.Sprintf("snapshot %q (%s) has the state %q", snapshot.Name, snapshot.ID, snapshot.State))
+		}
+	}
+	if len(unknown) > 0 {
+		e.warn("unknown states", symptomOf(rack.ErrUnknown).Next, "%s", strings.Join(unknown, ", "))
 	}
 	if len(halfDeleted) > 0 {
 		e.warn(

@@ -400,6 +400,19 @@ var Symptoms = []Symptom{
 		"A rack cannot change the size of a disk. Its disk is replaced by a larger copy while it is detached.",
 	},
 	{
+		"StateUnknown",
+		"disk",
+		either(
+			func(f Facts) bool { return f.Disk != nil && f.Disk.Unknown != "" },
+			saysError(rack.ErrUnknown),
+		),
+		"the rack shows the disk or snapshot of volume {volume} in a state that the plugin does not know, and leaves it alone",
+		actorOperator,
+		"upgrade the plugin; the message has the state: if the newest version does not know it either, report it, and let the rack's operator look",
+		"A later release of the rack may have states that this version of the plugin does not know. What may be done with such " +
+			"a disk or snapshot is unknown: it is neither attached nor detached, deleted or expanded. All others work.",
+	},
+	{
 		"ProxyAnswered",
 		"rack",
 		saysError(rack.ErrProxy),

@@ -228,6 +228,8 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 	for client, result := range queryAll(limited, others, lookUp) {
 		switch {
 		case errors.Is(result.err, rack.ErrNotFound):
+		case errors.Is(result.err, rack.ErrFormat):
+			return retryable(ctx, result.err) // a disk of this name exists there
 		case ctx.Err() != nil:
 			return ctx.Err() // the caller has given up; the rack may have had no time to answer
 		case result.err != nil:
@@ -302,7 +304,10 @@ func lookUpUntilAnswered(ctx context.Context, client *rack.Client, name string) 
 	var failed error
 	for {
 		disk, err := client.DiskByName(ctx, name)
-		if err == nil || errors.Is(err, rack.ErrNotFound) {
+		switch {
+		case err == nil, errors.Is(err, rack.ErrUnknown):
+			return disk, nil
+		case errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrFormat):
 			return disk, err
 		}
 		if ctx.Err() == nil || failed == nil {

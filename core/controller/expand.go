@@ -187,6 +187,15 @@ func (c *Service) disk(ctx context.Context, volumeID string) (rackController, ra
 	return c.finishedDisk(ctx, volumeID, false)
 }
 
+// shownDisk is [Service.disk] for an RPC that only shows the disk: it also returns one that nothing else may be done with.
+func (c *Service) shownDisk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
+	rc, disk, err := c.disk(ctx, volumeID)
+	if errors.Is(err, rack.ErrUnknown) {
+		err = nil
+	}
+	return rc, disk, err
+}
+
 // neededDisk is [Service.disk] for an RPC that no orchestrator sends for a deleted volume. If a controller has deleted
 // the old disk and ended, neededDisk makes the new one.
 func (c *Service) neededDisk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {

@@ -21,7 +21,7 @@ func (c *Service) ControllerGetVolumeHealth(
 	if err := validateControllerGetVolumeHealth(req); err != nil {
 		return nil, err
 	}
-	_, disk, err := c.disk(ctx, req.GetVolumeId())
+	_, disk, err := c.shownDisk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +56,8 @@ func (c *Service) ControllerListVolumeHealth(
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other states
-// are healthy. A disk without an ID is a volume whose disk is being replaced.
+// diskHealth derives the health of a volume from the state of its disk (docs/reference/rack.md §2). All other known
+// states are healthy. A disk without an ID is a volume whose disk is being replaced.
 func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.VolumeID}
 	switch {
@@ -68,6 +68,14 @@ func diskHealth(disk rack.Disk) *csi.VolumeHealth {
 				Reason: "DiskBeingReplaced",
 				Message: "the volume is being expanded, and only the expansion's snapshot has its data, do not delete it: " +
 					"if this lasts, free quota and expand the volume again",
+			},
+		}
+	case disk.Unknown != "":
+		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{
+			{
+				Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
+				Reason:  "DiskUnknown",
+				Message: disk.CheckKnown().Error(),
 			},
 		}
 	case disk.State == rack.Faulted:

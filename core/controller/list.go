@@ -195,7 +195,7 @@ func (c *Service) ControllerGetVolume(
 	if err := c.sendNodeNames(ctx); err != nil {
 		return nil, err
 	}
-	rc, disk, err := c.disk(ctx, req.GetVolumeId())
+	rc, disk, err := c.shownDisk(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func (c rackController) publishedNow(ctx context.Context, volumeID string) (rack
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
-	_, disk, err := c.disk(ctx, volumeID)
+	_, disk, err := c.shownDisk(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, nil, err
 	}
@@ -293,7 +293,7 @@ func (c *Service) listSnapshot(
 	if errors.Is(err, rack.ErrNotFound) {
 		return nil, nil
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, rack.ErrUnknown) {
 		return nil, err
 	}
 	if e := entry(rc, snapshot); e != nil {

@@ -34,11 +34,13 @@ func retryableIfUnknown(ctx context.Context, err error) error {
 	return err
 }
 
-// retryableCreate is [retryableIfUnknown] for the error of a create. It also covers refused access: an earlier call may
-// have made the disk or snapshot and lost the answer, and then the token expired or lost its role.
+// retryableCreate is [retryableIfUnknown] for the error of a create. It also covers refused access, and a disk or
+// snapshot that this version does not understand: an earlier call may have made it and lost the answer.
 func retryableCreate(ctx context.Context, err error) error {
-	for _, access := range []error{rack.ErrUnauthenticated, rack.ErrForbidden, rack.ErrProject} {
-		if errors.Is(err, access) {
+	for _, passing := range []error{
+		rack.ErrUnauthenticated, rack.ErrForbidden, rack.ErrProject, rack.ErrFormat, rack.ErrUnknown,
+	} {
+		if errors.Is(err, passing) {
 			return retryable(ctx, err)
 		}
 	}

@@ -142,7 +142,7 @@ func (c rackController) waitForDiskWithin(
 
 // find looks up an ID with get, and returns the value and its rack: the one with the value's project, if one has it.
 // [rack.ErrNotFound] means that no rack has the ID, and that each rack has confirmed that this token would see it.
-// After any other error the value may exist.
+// After any other error the value may exist. [rack.ErrUnknown] comes with the value, for callers that only show it.
 func find[T any](
 	ctx context.Context,
 	r *racks,
@@ -173,7 +173,7 @@ func find[T any](
 			err = unconfirmed
 		}
 	}
-	return nil, value, err
+	return client, value, err
 }
 
 // findOnAny queries racks concurrently and returns the first that has the ID in its project. If it is only in another
@@ -193,7 +193,7 @@ func findOnAny[T any](
 	look := func(ctx context.Context, client *rack.Client) (found, error) {
 		value, err := get(client, ctx, id)
 		if err != nil {
-			return found{}, err
+			return found{value: value}, err
 		}
 		own, err := client.ProjectID(ctx)
 		in := project(value)
@@ -208,6 +208,8 @@ func findOnAny[T any](
 			on, value, foreign = client, result.value.value, true
 		case errors.Is(result.err, rack.ErrNotFound):
 			notFound = result.err
+		case errors.Is(result.err, rack.ErrUnknown), errors.Is(result.err, rack.ErrFormat):
+			return client, result.value.value, false, result.err // this rack has it
 		default:
 			failed = errors.Join(failed, result.err)
 		}

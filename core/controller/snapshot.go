@@ -301,7 +301,7 @@ func (c *Service) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) 
 		return nil, err
 	}
 	rc, snapshot, err := c.snapshot(ctx, req.GetSnapshotId())
-	if err != nil {
+	if err != nil && !errors.Is(err, rack.ErrUnknown) {
 		return nil, err
 	}
 	details := newDetails(ctx)

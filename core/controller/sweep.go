@@ -117,7 +117,7 @@ func (s *sweeper) sweep(ctx context.Context, rc rackController) {
 		if snapshot.Expansion() {
 			expansions = append(expansions, snapshot)
 		}
-		if !snapshot.Temporary() || rc.checkTemporarySnapshot(snapshot) != nil {
+		if !snapshot.Temporary() || snapshot.CheckKnown() != nil || rc.checkTemporarySnapshot(snapshot) != nil {
 			continue
 		}
 		if remaining := s.age - time.Since(snapshot.Created); remaining > 0 {

@@ -157,7 +157,7 @@ func (l *lister) take(ctx context.Context, place string) (disk rack.Disk, found 
 }
 
 // between returns the disk of a volume whose old disk was not listed: the new one, or what its snapshot says.
-// [rack.ErrNotFound] means that the volume was deleted.
+// [rack.ErrNotFound] means that the volume was deleted. A list also shows what is in an unknown state.
 func (l *lister) between(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
 	disk, err := l.named(ctx, d)
 	if !errors.Is(err, rack.ErrNotFound) {
@@ -167,7 +167,7 @@ func (l *lister) between(ctx context.Context, d rack.Replacement) (rack.Disk, er
 	if errors.Is(err, rack.ErrNotFound) { // the new disk was made in the meantime
 		return l.named(ctx, d)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, rack.ErrUnknown) {
 		return rack.Disk{}, err
 	}
 	described, _ := rack.ParseDescription(snapshot.Description) // this plugin wrote it, see prepare
@@ -182,6 +182,9 @@ func (l *lister) between(ctx context.Context, d rack.Replacement) (rack.Disk, er
 // named returns the volume's disk by its name. [rack.ErrNotFound] also means that another disk took the name.
 func (l *lister) named(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
 	disk, err := l.rack.DiskByName(ctx, d.DiskName)
+	if errors.Is(err, rack.ErrUnknown) {
+		err = nil
+	}
 	if err == nil && disk.VolumeID != d.Volume {
 		return rack.Disk{}, rack.ErrNotFound
 	}

@@ -109,7 +109,10 @@ func (e *Expander) Yield(ctx context.Context, disk rack.Disk, records []rack.Rec
 // giveWay detaches a disk whose replacement is committed, and finishes the expansion. The disk is detached by its own
 // ID: meanwhile another process may have replaced it, and the volume may be published with the new one.
 func (e *Expander) giveWay(ctx context.Context, disk rack.Disk) error {
-	_, err := e.rack.Detach(ctx, disk.ID, disk.InstanceID)
+	err := disk.CheckKnown()
+	if err == nil {
+		_, err = e.rack.Detach(ctx, disk.ID, disk.InstanceID)
+	}
 	switch {
 	case errors.Is(err, rack.ErrNotStopped):
 		return err

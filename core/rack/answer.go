@@ -12,8 +12,6 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
@@ -97,7 +95,7 @@ func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (D
 }
 
 // lookedUp is [Client.checkDisk] for a disk that the caller works on. It returns [ErrFormat] for one whose description
-// it would misread.
+// it would misread, and [ErrUnknown] together with a disk that can only be shown.
 func (c *Client) lookedUp(d Disk, asked identity, doing string, args ...any) (Disk, error) {
 	d, err := c.checkDisk(d, asked, doing, args...)
 	if err == nil {
@@ -106,11 +104,11 @@ func (c *Client) lookedUp(d Disk, asked identity, doing string, args ...any) (Di
 	if err != nil {
 		return Disk{}, err
 	}
-	return d, nil
+	return d, d.CheckKnown()
 }
 
 // checkDisks is [Client.checkDisk] for each disk of a page.
-func (c *Client) checkDisks(items []oxide.Disk, doing string, args ...any) ([]Disk, error) {
+func (c *Client) checkDisks(items []sdkDisk, doing string, args ...any) ([]Disk, error) {
 	if err := checkPage(c, items, doing, args...); err != nil {
 		return nil, err
 	}
@@ -125,7 +123,7 @@ func (c *Client) checkDisks(items []oxide.Disk, doing string, args ...any) ([]Di
 }
 
 // checkSnapshot is [Client.checkAnswer] for a snapshot. It returns [ErrFormat] for one whose description it would
-// misread.
+// misread, and [ErrUnknown] together with a snapshot that can only be shown.
 func (c *Client) checkSnapshot(s Snapshot, asked identity, doing string, args ...any) (Snapshot, error) {
 	if err := c.checkAnswer(identity{s.ID, s.Name, s.ProjectID}, asked, doing, args...); err != nil {
 		return Snapshot{}, err
@@ -133,7 +131,7 @@ func (c *Client) checkSnapshot(s Snapshot, asked identity, doing string, args ..
 	if err := checkFormat(fmt.Sprintf("rack %q: snapshot %q", c.name, s.Name), s.Description); err != nil {
 		return Snapshot{}, err
 	}
-	return s, nil
+	return s, s.CheckKnown()
 }
 
 // checkPage rejects a page without a list of items. The page {} would otherwise end a list, and each volume that it

@@ -52,6 +52,9 @@ var (
 	ErrUnavailable = errors.New("the rack is unavailable")
 	// ErrProxy comes with [ErrUnavailable]. It means that what answered is no rack, for instance a proxy before the rack.
 	ErrProxy = errors.New("a proxy or another server answered, not the rack")
+	// ErrUnknown means that the rack shows a disk or snapshot in a state, or of a type, that this version of the plugin does
+	// not know. Nothing was changed: what may be done with it is unknown, too.
+	ErrUnknown = errors.New("this version of the plugin does not know that, upgrade it")
 	// ErrInternal means that the rack failed. The change may have been made.
 	ErrInternal = errors.New("the rack failed")
 	// ErrBusy means that a disk or a snapshot did not reach a stable state in time, or that the rack refused a request

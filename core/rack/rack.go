@@ -85,16 +85,16 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("rack %q at %s: %w", cfg.Name, cfg.Host, err)
 	}
 	return &Client{
-		sdk: sdk, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
+		sdk: sdkClient{sdk}, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
 		disks: map[string]DiskID{}, denied: make(chan struct{}, 1),
 	}, nil
 }
 
 // operations are the SDK methods that this package calls.
 type operations interface {
-	DiskCreate(context.Context, oxide.DiskCreateParams) (*oxide.Disk, error)
-	DiskView(context.Context, oxide.DiskViewParams) (*oxide.Disk, error)
-	DiskList(context.Context, oxide.DiskListParams) (*oxide.DiskResultsPage, error)
+	DiskCreate(context.Context, oxide.DiskCreateParams) (*sdkDisk, error)
+	DiskView(context.Context, oxide.DiskViewParams) (*sdkDisk, error)
+	DiskList(context.Context, oxide.DiskListParams) (*sdkDiskPage, error)
 	DiskDelete(context.Context, oxide.DiskDeleteParams) error
 	SnapshotCreate(context.Context, oxide.SnapshotCreateParams) (*oxide.Snapshot, error)
 	SnapshotView(context.Context, oxide.SnapshotViewParams) (*oxide.Snapshot, error)
@@ -102,9 +102,9 @@ type operations interface {
 	SnapshotDelete(context.Context, oxide.SnapshotDeleteParams) error
 	InstanceView(context.Context, oxide.InstanceViewParams) (*oxide.Instance, error)
 	InstanceList(context.Context, oxide.InstanceListParams) (*oxide.InstanceResultsPage, error)
-	InstanceDiskList(context.Context, oxide.InstanceDiskListParams) (*oxide.DiskResultsPage, error)
-	InstanceDiskAttach(context.Context, oxide.InstanceDiskAttachParams) (*oxide.Disk, error)
-	InstanceDiskDetach(context.Context, oxide.InstanceDiskDetachParams) (*oxide.Disk, error)
+	InstanceDiskList(context.Context, oxide.InstanceDiskListParams) (*sdkDiskPage, error)
+	InstanceDiskAttach(context.Context, oxide.InstanceDiskAttachParams) (*sdkDisk, error)
+	InstanceDiskDetach(context.Context, oxide.InstanceDiskDetachParams) (*sdkDisk, error)
 	InstanceStop(context.Context, oxide.InstanceStopParams) (*oxide.Instance, error)
 	InstanceStart(context.Context, oxide.InstanceStartParams) (*oxide.Instance, error)
 	ProjectView(context.Context, oxide.ProjectViewParams) (*oxide.Project, error)
@@ -168,13 +168,25 @@ type Disk struct {
 	Local    bool
 	ReadOnly bool
 	State    State
-	// InstanceID is the instance that holds the disk. It is set in the states attaching, attached and detaching.
+	// Unknown says what of the disk this version of the plugin does not know, such as its state, or is empty. Such a disk
+	// is shown and left alone, see [ErrUnknown].
+	Unknown string
+	// InstanceID is the instance that holds the disk. It is set in the states attaching, attached and detaching. In an
+	// unknown state, its absence proves nothing.
 	InstanceID string
 	// SnapshotID or ImageID is the source of the volume's first disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
 	// Created is by the rack's clock.
 	Created time.Time
+}
+
+// CheckKnown returns [ErrUnknown] for a disk that can only be shown.
+func (d Disk) CheckKnown() error {
+	if d.Unknown == "" {
+		return nil
+	}
+	return fmt.Errorf("disk %q (%s) has the %s: %w", d.Name, d.ID, d.Unknown, ErrUnknown)
 }
 
 // CheckSerial returns an [ErrRefused] if one of an instance's disks has the NVMe serial of this disk
@@ -194,8 +206,8 @@ func (d Disk) CheckSerial(disks []Disk) error {
 	return nil
 }
 
-func diskFrom(d *oxide.Disk) Disk {
-	disk := Disk{
+func diskFrom(d *sdkDisk) Disk {
+	return Disk{
 		VolumeID:    d.Id,
 		ID:          DiskID(d.Id),
 		Name:        string(d.Name),
@@ -205,19 +217,13 @@ func diskFrom(d *oxide.Disk) Disk {
 		BlockSize:   int64(d.BlockSize),
 		Local:       d.DiskType == oxide.DiskTypeLocal,
 		ReadOnly:    d.ReadOnly != nil && *d.ReadOnly,
-		State:       State(d.State.State()),
+		State:       d.State.State,
+		Unknown:     d.unknown(),
+		InstanceID:  d.State.Instance,
 		SnapshotID:  d.SnapshotId,
 		ImageID:     d.ImageId,
 		Created:     timeOrZero(d.TimeCreated),
 	}
-	if s, ok := d.State.AsAttached(); ok {
-		disk.InstanceID = s.Instance
-	} else if s, ok := d.State.AsAttaching(); ok {
-		disk.InstanceID = s.Instance
-	} else if s, ok := d.State.AsDetaching(); ok {
-		disk.InstanceID = s.Instance
-	}
-	return disk
 }
 
 // DiskSpec describes a disk to create.
@@ -262,7 +268,7 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", disk.Name, disk.SizeBytes, c.project)
 	}
-	return c.checkDisk(
+	return c.lookedUp(
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
 }
 

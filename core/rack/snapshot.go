@@ -7,6 +7,7 @@ package rack
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -36,6 +37,14 @@ type Snapshot struct {
 	SizeBytes int64
 	State     SnapshotState
 	Created   time.Time
+}
+
+// CheckKnown returns [ErrUnknown] for a snapshot that can only be shown.
+func (s Snapshot) CheckKnown() error {
+	if slices.Contains(oxide.SnapshotStateCollection, oxide.SnapshotState(s.State)) {
+		return nil
+	}
+	return fmt.Errorf("snapshot %q (%s) has the state %.40q: %w", s.Name, s.ID, s.State, ErrUnknown)
 }
 
 // Temporary reports whether this plugin made the snapshot in order to clone a disk, for any cluster.

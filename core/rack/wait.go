@@ -17,7 +17,7 @@ const (
 
 // WaitForDisk waits until a disk has left the transient states (creating, attaching, detaching, maintenance) and
 // returns it. It sends no request if disk is not in such a state. After maxWait the error is [ErrBusy] and names the
-// state.
+// state. Nobody knows what an unknown state becomes: then the error is [ErrUnknown].
 func (c *Client) WaitForDisk(ctx context.Context, disk Disk, maxWait time.Duration) (Disk, error) {
 	deadline := time.Now().Add(maxWait)
 	for poll := firstPoll; disk.State.Transient(); poll = min(2*poll, maxPoll) {
@@ -33,7 +33,7 @@ func (c *Client) WaitForDisk(ctx context.Context, disk Disk, maxWait time.Durati
 			return Disk{}, err
 		}
 	}
-	return disk, nil
+	return disk, disk.CheckKnown()
 }
 
 // WaitForSnapshot waits until a snapshot has left the state creating, as [Client.WaitForDisk] does for a disk.

@@ -188,6 +188,10 @@ func (e *Engine) candidates(
 			e.setBlocked(request.volume, "the disk was deleted")
 		case errors.Is(err, rack.ErrReplaced):
 			e.setBlocked(request.volume, "the volume is being expanded")
+		case err == nil && disk.Unknown != "":
+			e.setBlocked(request.volume, disk.CheckKnown().Error())
+		case errors.Is(err, rack.ErrUnknown):
+			e.setBlocked(request.volume, err.Error())
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case disk.InstanceID == request.instance:

@@ -585,7 +585,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 		switch {
 		case errors.Is(err, rack.ErrNotStopped):
 			return true, nil // it was started in the meantime: the requests wait for the next restart
-		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused):
+		case errors.Is(err, rack.ErrConflict), errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrUnknown):
 			e.opts.Log.Warn(
 				"could not detach an unpublished volume",
 				"volume_id",
@@ -610,7 +610,8 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 			// The next publish refuses it, or requests it again if there is room by then.
 			e.opts.Log.Warn("no room for a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.CancelAttachRequest(request.volume, "")
-		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced):
+		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced),
+			errors.Is(err, rack.ErrUnknown):
 			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.recordAttachFailure(request.volume, tried, "not attached while it was stopped: "+err.Error())
 		default:
@@ -677,6 +678,9 @@ func (e *Engine) finishDetach(
 	deferred, ok := records.deferred.Of(disk.VolumeID, instance)
 	if !ok || !records.frees(disk.VolumeID, instance) && !wanted || !unclaimed(deferred) {
 		return nil
+	}
+	if err := disk.CheckKnown(); err != nil {
+		return err
 	}
 	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
 		return err

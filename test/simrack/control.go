@@ -31,6 +31,7 @@ func (r *Rack) Control() http.Handler {
 		"POST /v0/halt":             r.postHalt,
 		"POST /v0/power-cut":        r.postPowerCut,
 		"PATCH /v0/disks/{key}":     r.patchDisk,
+		"PATCH /v0/shown/{key}":     r.patchShown,
 		"POST /v0/tokens":           r.postToken,
 		"DELETE /v0/tokens/{key}":   r.deleteToken,
 		"POST /v0/faults":           r.postFault,

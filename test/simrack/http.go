@@ -367,7 +367,10 @@ func (r *Rack) reply(w http.ResponseWriter, req *http.Request, entry callEntry, 
 		}
 		body = encode(errorBody{RequestID: id, ErrorCode: refusal.code, Message: refusal.message}, "  ")
 	} else if ans.body != nil {
-		body = encode(ans.body, "")
+		var changed bool
+		if body, changed = r.shown.apply(encode(ans.body, "")); changed {
+			w.Header().Set(shownHeader, "true")
+		}
 	}
 	r.calls.record(entry)
 	w.Header().Set("X-Request-Id", id)

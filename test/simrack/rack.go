@@ -78,6 +78,7 @@ type Rack struct {
 	settings atomic.Pointer[settings]
 	faults   faults
 	calls    calls
+	shown    shown
 	// guestsOff is the reason for having no guests; empty with guests.
 	guestsOff string
 	// project is the ID of the project of [Options], the default project of the control endpoint.

@@ -146,6 +146,11 @@ func (s *Sim) SetDiskState(ctx context.Context, diskID, state string) error {
 	return s.control(ctx, http.MethodPatch, "/v0/disks/"+diskID, map[string]string{"state": state}, nil)
 }
 
+// Show makes answers show these fields of an object instead of the real ones. No fields show the real ones again.
+func (s *Sim) Show(ctx context.Context, id string, fields map[string]any) error {
+	return s.control(ctx, http.MethodPatch, "/v0/shown/"+id, fields, nil)
+}
+
 // NewToken creates a token with a role.
 func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
 	var answer struct {
