@@ -14,11 +14,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/net/netutil"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
@@ -30,11 +29,12 @@ type readinessCheck interface {
 	Ready() (bool, string)
 }
 
-// Limits of the HTTP endpoint, which has no authentication. A connection costs memory, and Prometheus keeps one open
-// between its scrapes.
+// Limits of the HTTP endpoint, which has no authentication.
 const (
 	maxHTTPConnections = 64
-	httpIdleTimeout    = 2 * time.Minute
+	maxHTTPHeaderBytes = 16 << 10
+	// httpTimeout bounds the reading of a request. It also bounds the answer, from the end of the request's header.
+	httpTimeout = 10 * time.Second
 )
 
 // httpInterval is the time between two attempts to listen on an address that is in use.
@@ -60,11 +60,13 @@ func serveHTTP(
 		log.Error("the HTTP endpoint is in use: trying again; the plugin serves CSI without it", "error", err)
 	}
 	server := &http.Server{
-		Handler:           pages(cfg, live, checks, measured),
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       httpIdleTimeout,
-		ConnState:         newIdleConnections().changed,
+		Handler:        pages(cfg, live, checks, measured),
+		ReadTimeout:    httpTimeout,
+		WriteTimeout:   httpTimeout,
+		MaxHeaderBytes: maxHTTPHeaderBytes,
+		ConnState:      (&connections{opened: map[net.Conn]uint64{}}).changed,
 	}
+	server.SetKeepAlivesEnabled(false) // otherwise a client could send requests without end on one connection
 	stopping, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -81,7 +83,7 @@ func serveHTTP(
 			}
 			listener = again
 		}
-		if err := server.Serve(netutil.LimitListener(listener, maxHTTPConnections)); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the HTTP endpoint failed; the plugin continues to serve CSI", "error", err)
 		}
 	}()
@@ -123,10 +125,22 @@ func pages(
 	if cfg.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+		mux.HandleFunc("GET /debug/pprof/profile", slow(pprof.Profile))
+		mux.HandleFunc("GET /debug/pprof/trace", slow(pprof.Trace))
 	}
 	return mux
+}
+
+// slow lets a page take longer than [httpTimeout]. The page extends the time for its answer by itself. But the end of
+// the time for reading would end its context.
+func slow(page http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		page(w, r)
+	}
 }
 
 // allReady reports whether all checks say that the plugin is ready, and the reason of the first that does not.
@@ -139,33 +153,56 @@ func allReady(checks []readinessCheck) (ready bool, reason string) {
 	return true, ""
 }
 
-// idleConnections closes idle connections while the limit is reached. Otherwise clients that keep theirs open would
-// keep the probes out, and the orchestrator would restart the plugin.
-type idleConnections struct {
-	mu   sync.Mutex
-	open int
-	idle map[net.Conn]bool
+// connections limits the number of open connections. A new connection may be a probe, and a probe that waits gets the
+// plugin restarted. So a new connection never waits: over the limit, another one is closed.
+type connections struct {
+	mu sync.Mutex
+	// opened holds the open connections, numbered in the order in which they were opened.
+	opened map[net.Conn]uint64
+	last   uint64
 }
 
-func newIdleConnections() *idleConnections { return &idleConnections{idle: map[net.Conn]bool{}} }
-
 // changed is for [http.Server.ConnState].
-func (i *idleConnections) changed(conn net.Conn, state http.ConnState) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	delete(i.idle, conn)
+func (c *connections) changed(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch state {
 	case http.StateNew:
-		i.open++
-	case http.StateIdle:
-		i.idle[conn] = true
+		c.last++
+		c.opened[conn] = c.last
 	case http.StateClosed, http.StateHijacked:
-		i.open--
-	case http.StateActive:
+		delete(c.opened, conn)
+	case http.StateActive, http.StateIdle:
 	}
-	if i.open >= maxHTTPConnections {
-		for conn := range i.idle {
-			_ = conn.Close() // the server sees the end, and calls this function again
+	if len(c.opened) > maxHTTPConnections {
+		surplus := c.surplus()
+		delete(c.opened, surplus)
+		abort(surplus)
+	}
+}
+
+// surplus returns the connection to close: the oldest of the address with the most connections. So one client cannot
+// close the connections of the others.
+func (c *connections) surplus() net.Conn {
+	count := map[netip.Addr]int{}
+	for conn := range c.opened {
+		count[remote(conn)]++
+	}
+	var surplus net.Conn
+	for conn, number := range c.opened {
+		if surplus == nil || count[remote(conn)] > count[remote(surplus)] ||
+			count[remote(conn)] == count[remote(surplus)] && number < c.opened[surplus] {
+			surplus = conn
 		}
 	}
+	return surplus
+}
+
+// remote returns the address of a client.
+func remote(conn net.Conn) netip.Addr { return conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() }
+
+// abort closes a connection at once. Otherwise the kernel would keep what its client has not read, for minutes.
+func abort(conn net.Conn) {
+	_ = conn.(*net.TCPConn).SetLinger(0) // fails only if the connection is closed
+	_ = conn.Close()                     // the server sees the end
 }

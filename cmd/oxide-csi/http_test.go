@@ -5,6 +5,7 @@
 package main_test
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -214,28 +216,111 @@ func TestHTTPEndpoint(t *testing.T) {
 		plugin := startPlugin(t, simtest.PluginOptions{
 			Mode: "controller", Dir: shortDir(t), Sim: sim, Args: []string{"--http-endpoint=" + addr},
 		})
-		client := &http.Client{Timeout: 30 * time.Second} // it keeps its connection
-		live := func() (int, string) {
-			resp, err := client.Get("http://" + addr + "/livez")
-			must(t, err)
-			body, err := io.ReadAll(resp.Body)
-			must(t, errors.Join(err, resp.Body.Close()))
-			return resp.StatusCode, string(body)
-		}
-		if code, body := live(); code != 200 {
+		early := []net.Conn{dial(t, addr), dial(t, addr)} // accepted before the limit
+		live := func(conn net.Conn) (int, string) { return ask(t, conn, "/livez") }
+		if code, body := live(dial(t, addr)); code != 200 {
 			t.Fatalf("/livez: %d %q", code, body)
 		}
-		// Without a free file descriptor the plugin makes and accepts no connection. That of the client goes on.
+		// Without a free file descriptor the plugin makes and accepts no connection. Those that it has go on.
 		var limit unix.Rlimit
 		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, nil, &limit))
 		defer func() { must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &limit, nil)) }()
 		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 4, Max: limit.Max}, nil))
-		if code, body := live(); code != 503 || !strings.Contains(body, "no RPC is answered on "+plugin.Socket) {
+		if code, body := live(early[0]); code != 503 || !strings.Contains(body, "no RPC is answered on "+plugin.Socket) {
 			t.Errorf("/livez: %d %q", code, body)
 		}
 		must(t, unix.Prlimit(plugin.PID(), unix.RLIMIT_NOFILE, &limit, nil))
-		if code, body := live(); code != 200 {
+		if code, body := live(early[1]); code != 200 {
 			t.Errorf("/livez: %d %q", code, body)
 		}
 	})
+}
+
+// dial connects to an address until the test ends.
+func dial(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() }) // the plugin may have closed it
+	must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	return conn
+}
+
+// ask sends a request for a page on a connection, and returns the status and the body of the answer.
+func ask(t *testing.T, conn net.Conn, page string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://plugin"+page, nil)
+	must(t, err)
+	must(t, req.Write(conn))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	must(t, err)
+	body, err := io.ReadAll(resp.Body)
+	must(t, errors.Join(err, resp.Body.Close()))
+	return resp.StatusCode, string(body)
+}
+
+// One client cannot close the connections of the others, however many it opens.
+func TestClientsKeepTheirConnections(t *testing.T) {
+	t.Parallel()
+	addr := freePort(t)
+	startPlugin(t, simtest.PluginOptions{
+		Mode: "controller", Dir: shortDir(t), Sim: startSim(t), Args: []string{"--http-endpoint=" + addr},
+	})
+	ours := dial(t, addr)
+	theirs := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	closed := make(chan error)
+	for range 200 {
+		conn, err := theirs.Dial("tcp", addr)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() }) // the plugin may have closed it
+		go func() {
+			_, err := conn.Read(make([]byte, 1))
+			closed <- err
+		}()
+	}
+	for range 200 - 63 { // with ours the plugin keeps 64
+		if err := <-closed; err == nil {
+			t.Error("the plugin answers without a request")
+		}
+	}
+	if code, body := ask(t, ours, "/livez"); code != 200 {
+		t.Errorf("/livez: %d %q", code, body)
+	}
+	for range 63 { // that end after their time for a request
+		<-closed
+	}
+}
+
+// A connection is closed when its request does not come, and after one answer. A profile may take longer than any other
+// page.
+func TestConnectionsEnd(t *testing.T) {
+	t.Parallel()
+	addr := freePort(t)
+	startPlugin(t, simtest.PluginOptions{
+		Mode: "controller", Dir: shortDir(t), Sim: startSim(t), Args: []string{"--http-endpoint=" + addr, "--pprof"},
+	})
+	for _, test := range []struct {
+		name, sends string
+		answers     int
+	}{
+		{"silent", "", 0},
+		{"half a request", "GET /livez HTTP/1.1\r\nHost: pl", 0},
+		{"half a body", "GET /livez HTTP/1.1\r\nHost: plugin\r\nContent-Length: 100000\r\n\r\nbody", 1},
+		{"many requests", strings.Repeat("GET /livez HTTP/1.1\r\nHost: plugin\r\n\r\n", 100), 1},
+		{"a large header", "GET /livez HTTP/1.1\r\nHost: plugin\r\nA: " + strings.Repeat("a", 1<<20), 0},
+		{"a long profile", "GET /debug/pprof/profile?seconds=11 HTTP/1.1\r\nHost: plugin\r\n\r\n", 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			conn := dial(t, addr)
+			_, _ = conn.Write([]byte(test.sends)) // fails if the plugin closes the connection before it has read all
+			answer, err := io.ReadAll(conn)
+			if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the connection is not closed: %v", err)
+			}
+			if got := strings.Count(string(answer), "HTTP/1.1 200 OK\r\n"); got != test.answers {
+				t.Errorf("%d answers, want %d: %.200q", got, test.answers, answer)
+			}
+		})
+	}
 }

@@ -54,6 +54,10 @@ var rackBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30
 // restartBuckets have their centre at four minutes, the longest that a planned restart should take. In seconds.
 var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 1800}
 
+// maxScrapes is the number of answers with metrics in progress. Each takes a millisecond of a processor, and anybody may
+// ask.
+const maxScrapes = 4
+
 // New returns metrics in which nothing has happened yet.
 func New(process Process) *Metrics {
 	registry := prometheus.NewRegistry()
@@ -61,7 +65,10 @@ func New(process Process) *Metrics {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	m := &Metrics{Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), registry: registry}
+	m := &Metrics{
+		Handler:  promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
+		registry: registry,
+	}
 	register := promauto.With(registry)
 	m.addRPCs(register, process.Driver)
 	m.addRacks(register)
