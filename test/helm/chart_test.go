@@ -31,7 +31,7 @@ import (
 const namespace = "oxide-csi"
 
 // sets are the files of values in testdata.
-var sets = []string{"racks", "everything", "guest", "auto", "buckets"}
+var sets = []string{"racks", "everything", "guest", "auto", "buckets", "strings"}
 
 func values(set string) string { return filepath.Join("testdata", set+".values.yaml") }
 
@@ -48,7 +48,6 @@ func TestKustomize(t *testing.T) {
 		{"registration", "base", []string{"registration"}, []string{"--set=node.registration=plugin"}},
 		{"startup taint", "base", []string{"startup-taint"}, []string{"--set=node.startupTaint=csi.oxide.computer/agent-not-ready"}},
 		{"await detach", "base", []string{"await-detach"}, []string{"--set=node.registration=plugin,node.awaitDetachSeconds=300"}},
-		{"network policy", "base", []string{"network-policy"}, []string{"--set=networkPolicy.enabled=true"}},
 		{"pod monitor", ".", []string{"pod-monitor"}, []string{"--set=snapshots.enabled=true,metrics.podMonitor.enabled=true"}},
 		{"service monitor", ".", []string{"service-monitor"}, []string{"--set=snapshots.enabled=true,metrics.serviceMonitor.enabled=true"}},
 		{"twelve disks", "base", []string{"twelve-disks"}, []string{"--set=maxDisks=12"}},
@@ -251,12 +250,12 @@ func TestValues(t *testing.T) {
 - name: "east"
   host: "https://silo.sys.east.example.com"
   project: "kubernetes"
-  tokenFile: /etc/oxide-csi/token/east
+  tokenFile: "/etc/oxide-csi/token/east"
 - name: "west"
   host: "https://silo.sys.west.example.com"
   project: "kubernetes"
-  tokenFile: /etc/oxide-csi/token/west
-  caFile: /etc/oxide-csi/config/west.pem
+  tokenFile: "/etc/oxide-csi/token/west"
+  caFile: "/etc/oxide-csi/config/west.pem"
 `},
 		{"racks", "ConfigMap/oxide-csi/oxide-csi", "data east.pem", nil},
 		{"racks", controllerPods, plugin + "env OXIDE_CSI_CONFIG value", "/etc/oxide-csi/config/config.yaml"},
@@ -686,6 +685,9 @@ func TestRefused(t *testing.T) {
 		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
 		{"a drain without restarts", "restartDrain needs attachMode restart", []string{"--set=attachMode=plan,restartDrain=true"}},
 		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
+		{"a folder of kubelet with a socket too long", "/csi.oxide.computer-reg.sock, and the path of a socket has at most 107 bytes; this one has 108", []string{"--set=node.kubeletDir=/" + strings.Repeat("k", 62)}},
+		{"a folder of kubelet with a socket too long in bytes", "this one has 109", []string{"--set=node.kubeletDir=/" + strings.Repeat("é", 31) + "k"}},
+		{"disabled without a parent chart", "/enabled", []string{"--set=enabled=false"}},
 		{"another way to attach", "/attachMode", []string{"--set=attachMode=cold"}},
 		{"one disk", "/maxDisks", []string{"--set=maxDisks=1"}},
 		{"no controller", "/controller/replicas", []string{"--set=controller.replicas=0"}},
@@ -704,6 +706,41 @@ func TestRefused(t *testing.T) {
 				t.Errorf("helm's error is %q, want %q in it", message, tc.want)
 			}
 		})
+	}
+}
+
+// The longest folder of kubelet whose sockets can be reached is taken.
+func TestLongestKubeletDir(t *testing.T) {
+	dir := "/" + strings.Repeat("k", 61)
+	objects := parse(t, render(t, "--set=node.registration=plugin,node.kubeletDir="+dir))
+	node := load(t, objects, nodePods, "containers", config.Flags, config.Load)
+	if got := len(node.KubeletSocket()); got != 107 {
+		t.Errorf("the socket for kubelet has %d bytes", got)
+	}
+}
+
+// TestDependency renders a parent chart with this chart as a dependency that can be switched off. Helm passes the switch and
+// global values on.
+func TestDependency(t *testing.T) {
+	parent := t.TempDir()
+	must(t, os.CopyFS(filepath.Join(parent, "charts", "oxide-csi"), os.DirFS(chart)))
+	definition, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
+	must(t, err)
+	version := regexp.MustCompile(`(?m)^version: (.*)$`).FindSubmatch(definition)[1]
+	must(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), fmt.Appendf(nil,
+		"{apiVersion: v2, name: platform, version: 1.0.0,\ndependencies: [{name: oxide-csi, version: %s, condition: oxide-csi.enabled}]}\n",
+		version), 0o600))
+	from := func(path string, args ...string) map[string]object {
+		args = append([]string{"template", "oxide-csi", path, "--namespace=" + namespace, "--kube-version=1.36.0"}, args...)
+		return parse(t, run(t, program(t, "helm", "helm"), args...))
+	}
+	const globals = "--set=global.imageRegistry=registry.example.com,global.storageClass=oxide-disk"
+	alone := from(chart, "--set=maxDisks=12")
+	if diff := cmp.Diff(alone, from(parent, globals, "--set=oxide-csi.enabled=true,oxide-csi.maxDisks=12")); diff != "" {
+		t.Errorf("alone (-), as a dependency (+):\n%s", diff)
+	}
+	if got := from(parent, globals, "--set=oxide-csi.enabled=false"); len(got) > 0 {
+		t.Errorf("switched off, it has %d objects", len(got))
 	}
 }
 

@@ -1,10 +1,10 @@
 {{/* Labels of every object. */}}
 {{- define "oxide-csi.labels" -}}
 app.kubernetes.io/name: oxide-csi-driver
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
@@ -12,9 +12,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Labels of pods: {component, of, root}, and app if it is not that of the component. No version: a new version of the chart alone replaces no pod. */}}
 {{- define "oxide-csi.podLabels" -}}
-app: {{ .app | default (print "oxide-csi-" .component) }}
+app: {{ .app | default (print "oxide-csi-" .component) | quote }}
 app.kubernetes.io/name: oxide-csi-driver
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .of.podLabels }}
 {{ toYaml . }}
@@ -24,20 +24,20 @@ app.kubernetes.io/component: {{ .component }}
 {{/* The plugin's image: {repository, digest, root}. */}}
 {{- define "oxide-csi.image" -}}
 {{- if .digest -}}
-image: {{ printf "%s@%s" .repository .digest }}
+image: {{ printf "%s@%s" .repository .digest | quote }}
 {{- else -}}
-image: {{ printf "%s:%s" .repository (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+image: {{ printf "%s:%s" .repository (.root.Values.image.tag | default .root.Chart.AppVersion) | quote }}
 {{- end }}
 {{- with .root.Values.image.pullPolicy }}
-imagePullPolicy: {{ . }}
+imagePullPolicy: {{ . | quote }}
 {{- end }}
 {{- end }}
 
 {{/* A sidecar's image: {image, root}. */}}
 {{- define "oxide-csi.sidecarImage" -}}
-image: {{ .image }}
+image: {{ .image | quote }}
 {{- with .root.Values.image.pullPolicy }}
-imagePullPolicy: {{ . }}
+imagePullPolicy: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -45,7 +45,7 @@ imagePullPolicy: {{ . }}
 {{- define "oxide-csi.env" -}}
 {{- range $i, $name := keys . | sortAlpha }}
 {{- if $i }}{{ "\n" }}{{ end -}}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ get $ $name | quote }}
 {{- end }}
 {{- end }}
@@ -127,7 +127,7 @@ value: {{ . | quote }}
 {{- else -}}
 valueFrom:
   secretKeyRef:
-    name: {{ .Values.secretName }}
+    name: {{ .Values.secretName | quote }}
     key: cluster-id
 {{- end }}
 {{- end }}
@@ -169,9 +169,9 @@ racks:
 - name: {{ .name | quote }}
   host: {{ .host | quote }}
   project: {{ .project | quote }}
-  tokenFile: /etc/oxide-csi/token/{{ .name }}
+  tokenFile: {{ printf "/etc/oxide-csi/token/%s" .name | quote }}
   {{- if .ca }}
-  caFile: /etc/oxide-csi/config/{{ .name }}.pem
+  caFile: {{ printf "/etc/oxide-csi/config/%s.pem" .name | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -179,7 +179,7 @@ racks:
 {{/* The plugin reads the configuration file only at start, so pods are replaced when the file changes. */}}
 {{- define "oxide-csi.configChecksum" -}}
 {{- if .Values.racks -}}
-checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson) | sha256sum }}
+checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson) | sha256sum | quote }}
 {{- end }}
 {{- end }}
 
@@ -187,17 +187,17 @@ checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson
 {{- define "oxide-csi.stores" -}}
 stores:
 {{- range .Values.buckets.stores }}
-  - name: {{ .name }}
-    endpoint: https://oxide-buckets-{{ .name }}.{{ $.Release.Namespace }}.svc:7070
-    caFile: /etc/oxide-cosi/stores/{{ .name }}/tls/ca.crt
-    keysFolder: /etc/oxide-cosi/stores/{{ .name }}/keys
+  - name: {{ .name | quote }}
+    endpoint: {{ printf "https://oxide-buckets-%s.%s.svc:7070" .name $.Release.Namespace | quote }}
+    caFile: {{ printf "/etc/oxide-cosi/stores/%s/tls/ca.crt" .name | quote }}
+    keysFolder: {{ printf "/etc/oxide-cosi/stores/%s/keys" .name | quote }}
 {{- end }}
 {{- end }}
 
 {{/* Scheduling of pods: {of: controller, node, or a part of buckets, root}. */}}
 {{- define "oxide-csi.placement" -}}
 {{- with .of.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
