@@ -646,7 +646,7 @@ var planted = []bug{
 		original: "\tif err != nil || !moves {",
 		planted:  "\tif err != nil || moves || !moves {",
 		pkg:      "core/node",
-		test:     "TestNodeRefusesAGrowthThatMovesData",
+		test:     "TestNodeStagesWhatCannotGrow",
 	},
 	{
 		name:     "node: blkid is asked before an interrupted ext is repaired",
@@ -948,8 +948,8 @@ var planted = []bug{
 	{
 		name:     "controller: a lost answer of a create is final",
 		file:     "core/controller/create.go",
-		original: " && !rack.OutcomeUnknown(createErr) {",
-		planted:  " {",
+		original: " && !rack.OutcomeUnknown(createErr) && !errors",
+		planted:  " && !errors",
 		pkg:      "core/controller",
 		test:     "TestCreateVolumeThroughFaults",
 	},
@@ -965,8 +965,8 @@ var planted = []bug{
 	{
 		name:     "controller: a repeated restore fails for good because its snapshot cannot be looked at",
 		file:     "core/controller/create.go",
-		original: "\t\treturn c.existingOr(ctx, want, candidates, err)\n",
-		planted:  "\t\treturn rc, rack.Disk{}, err\n",
+		original: "\trc, snapshot, size, err := c.sourceSnapshot(ctx, want, candidates)\n\tif err != nil {\n\t\treturn c.existingOr(ctx, want, candidates, err)\n",
+		planted:  "\trc, snapshot, size, err := c.sourceSnapshot(ctx, want, candidates)\n\tif err != nil {\n\t\treturn rc, rack.Disk{}, err\n",
 		pkg:      "core/controller",
 		test:     "TestRepeatedCreatesStayRetryable",
 	},
@@ -1382,8 +1382,8 @@ var planted = []bug{
 	{
 		name:     "controller: a snapshot of a volume that grew meanwhile does not name the volume",
 		file:     "core/controller/snapshot.go",
-		original: "want.LUKS, want.Volume = described.LUKS, rack.GrownVolume(source)",
-		planted:  "want.LUKS, want.Volume = described.LUKS, rack.GrownVolume(disk)",
+		original: "described.Fixed, rack.GrownVolume(source)",
+		planted:  "described.Fixed, rack.GrownVolume(disk)",
 		pkg:      "core/controller",
 		test:     "TestCopiesOfAVolumeThatGrowsMeanwhile",
 	},
@@ -1653,16 +1653,12 @@ var planted = []bug{
 		test:     "TestRackErrorsToCodes",
 	},
 	{
-		name: "rack: the project is confirmed without a question",
-		file: "core/rack/rack.go",
-		original: "\tif _, err := c.lookUpProject(ctx); err != nil {\n" +
-			"\t\treturn fmt.Errorf(\n" +
-			"\t\t\t\"the answer",
-		planted: "\tif err := ctx.Err(); err != nil {\n" +
-			"\t\treturn fmt.Errorf(\n" +
-			"\t\t\t\"the answer",
-		pkg:  "core/controller",
-		test: "TestTokenWithoutRoleIsUnavailable",
+		name:     "rack: the project is confirmed without a question",
+		file:     "core/rack/rack.go",
+		original: "\tif _, err := c.lookUpProject(ctx); err != nil {\n\t\treturn c.notBelieved(err)",
+		planted:  "\tif err := ctx.Err(); err != nil {\n\t\treturn c.notBelieved(err)",
+		pkg:      "core/controller",
+		test:     "TestTokenWithoutRoleIsUnavailable",
 	},
 	{
 		name:     "rack: a redirect gets the token",
@@ -2252,8 +2248,8 @@ var planted = []bug{
 	{
 		name:     "controller: a snapshot is made of another cluster's volume",
 		file:     "core/controller/snapshot.go",
-		original: "if err := rc.checkSource(ctx, source, candidates); err != nil {",
-		planted:  "if err := rc.checkSource(ctx, source, candidates); err != nil && source.ID == \"\" {",
+		original: "\t\terr = rc.checkSource(ctx, source, candidates)\n",
+		planted:  "\t\t_ = rc.checkSource(ctx, source, candidates)\n",
 		pkg:      "core/controller",
 		test:     "TestAnotherClustersVolume/snapshot",
 	},
@@ -2268,8 +2264,8 @@ var planted = []bug{
 	{
 		name:     "controller: another cluster's snapshot is restored",
 		file:     "core/controller/create.go",
-		original: "if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil {",
-		planted:  "if err := rc.checkSnapshotOwner(ctx, snapshot); err != nil && snapshot.ID == \"\" {",
+		original: "if err := c.checkSnapshotOwner(ctx, snapshot); err != nil {",
+		planted:  "if err := c.checkSnapshotOwner(ctx, snapshot); err != nil && snapshot.ID == \"\" {",
 		pkg:      "core/controller",
 		test:     "TestAnotherClustersVolume/restore",
 	},
@@ -2516,8 +2512,8 @@ var planted = []bug{
 	{
 		name:     "controller: one error of a rack leads to a second disk",
 		file:     "core/controller/create.go",
-		original: "\t\tif err == nil || errors.Is(err, rack.ErrNotFound) {\n\t\t\treturn disk, err\n",
-		planted:  "\t\tif err == nil || err != nil {\n\t\t\treturn disk, err\n",
+		original: "\t\tcase errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrFormat):\n\t\t\treturn disk, err\n",
+		planted:  "\t\tcase err != nil:\n\t\t\treturn disk, err\n",
 		pkg:      "core/controller",
 		test:     "TestCreateVolumeWithAMovedRequirementThroughFaults",
 	},
@@ -2540,8 +2536,8 @@ var planted = []bug{
 	{
 		name:     "controller: a copy that exists is refused because its source is faulted",
 		file:     "core/controller/clone.go",
-		original: "waitForSource(ctx, source); err != nil {\n\t\treturn c.existingOr(ctx, want, candidates, err)",
-		planted:  "waitForSource(ctx, source); err != nil {\n\t\treturn rackController{}, rack.Disk{}, err",
+		original: "\trc, source, size, err := c.sourceDisk(ctx, want, candidates)\n\tif err != nil {\n\t\treturn c.existingOr(ctx, want, candidates, err)\n",
+		planted:  "\trc, source, size, err := c.sourceDisk(ctx, want, candidates)\n\tif err != nil {\n\t\treturn rc, rack.Disk{}, err\n",
 		pkg:      "core/controller",
 		test:     "TestRepeatedCreateWithAnUnusableSource",
 	},
@@ -2596,8 +2592,8 @@ var planted = []bug{
 	{
 		name:     "rack: any success of a deletion counts",
 		file:     "core/rack/answer.go",
-		original: "status != http.StatusNoContent {",
-		planted:  "status == 0 {",
+		original: "status != http.StatusNoContent:",
+		planted:  "status == 0:",
 		pkg:      "core/rack",
 		test:     "TestDeletionByAnotherServerIsAnUnknownOutcome",
 	},
@@ -2763,7 +2759,7 @@ var planted = []bug{
 	},
 	{
 		name:     "support-bundle: the password of a URL stays in the bundle",
-		file:     "cmd/oxide-csi/bundle_logs.go",
+		file:     "admin/bundle_logs.go",
 		original: "[]byte(redact.UserInfo(string(secretForms.ReplaceAll(text, []byte(redact.Redacted)))))",
 		planted:  "append([]byte(redact.UserInfo(\"\")), secretForms.ReplaceAll(text, []byte(redact.Redacted))...)",
 		pkg:      "cmd/oxide-csi",
@@ -2977,7 +2973,7 @@ var planted = []bug{
 	},
 	{
 		name:     "node: the first size of a grown volume is not used",
-		file:     "core/node/volume.go",
+		file:     "core/node/records.go",
 		original: "SizeBytes: v.sizeBytes, FirstBytes: v.firstBytes}",
 		planted:  "SizeBytes: v.sizeBytes}",
 		pkg:      "core/node",
