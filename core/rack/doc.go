@@ -6,6 +6,7 @@
 // called a disk: the rest of the plugin uses the words of the CSI specification.
 //
 //   - rack.go, instance.go, snapshot.go: disks, instances and snapshots; each call is one API request
+//   - disks.go: decoding disks, also those in a state that the SDK does not know
 //   - grown.go: the disk of a volume that has grown
 //   - record.go: records, small texts that the plugin keeps on the rack
 //   - role.go, accesstoken.go: what the client's token may do, and when it expires

@@ -31,7 +31,7 @@ var versions = []struct {
 	{"deploy/k8s/base/kustomization.yaml", `newTag: v`, 2},
 	{"deploy/k8s/buckets/kustomization.yaml", `newTag: v`, 1},
 	{"deploy/image/Dockerfile", `org\.opencontainers\.image\.version=v`, 1},
-	{"test/helm/testdata/*.golden.yaml", `helm\.sh/chart: oxide-csi-`, 10},
+	{"test/helm/testdata/*.golden.yaml", `helm\.sh/chart: "oxide-csi-`, 10},
 	{"test/helm/testdata/*.golden.yaml", `app\.kubernetes\.io/version: "v`, 10},
 	{"deploy/image/Dockerfile", image, 2},
 	{"deploy/k8s/base/*.yaml", image, 3},

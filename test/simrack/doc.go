@@ -26,6 +26,7 @@
 //     views; tokens.go: tokens and their roles
 //   - network.go: connections that faults can break
 //   - faults.go, calls.go, control.go: the control endpoint
+//   - shown.go: what answers show of an object instead of its real fields
 //   - store.go: the records that survive the process
 //
 // # Locking
