@@ -39,8 +39,8 @@ type Adapter struct {
 	Logs      LogReader
 }
 
-// Claims is an orchestrator that can leave an unpublish out, and that can send one for a volume that is in use: Nomad does
-// both (docs/explanation/nomad.md).
+// Claims is an orchestrator that can leave an unpublish out, and that can send one for a volume that is in use: Nomad
+// does both (docs/explanation/nomad.md).
 type Claims interface {
 	// Moved reports whether both nodes are the orchestrator's, and whether it lets only toNode use the volume. It returns
 	// false or an error if that is not certain. Both are node IDs.

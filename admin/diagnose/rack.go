@@ -263,7 +263,10 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	}
 	for _, snapshot := range c.snapshots {
 		if snapshot.CheckKnown() != nil {
-			unknown = append(unknown, fmt.Sprintf("snapshot %q (%s) has the state %q", snapshot.Name, snapshot.ID, snapshot.State))
+			unknown = append(
+				unknown,
+				fmt.Sprintf("snapshot %q (%s) has the state %q", snapshot.Name, snapshot.ID, snapshot.State),
+			)
 		}
 	}
 	if len(unknown) > 0 {

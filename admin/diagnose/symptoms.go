@@ -232,7 +232,8 @@ var Symptoms = []Symptom{
 		"With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	},
 	{
-		"ClaimsUnknown", "attachment",
+		"ClaimsUnknown",
+		"attachment",
 		says("it is unknown whether it is in use", "does not say whether a workload on it has claimed volume"),
 		"the controller cannot find out whether the disk of an unpublished volume is in use, so the disk stays attached",
 		actorOperator,
@@ -240,7 +241,8 @@ var Symptoms = []Symptom{
 		"Before the plugin detaches a disk later than Nomad asked, it asks Nomad for the claims on it, in all namespaces. Without a certain answer the disk stays.",
 	},
 	{
-		"ClaimedThere", "attachment",
+		"ClaimedThere",
+		"attachment",
 		says("a workload there has claimed it", "a workload on it has claimed volume"),
 		"an allocation on another client, or one of another volume with the same disk, has claimed the disk that would have to leave",
 		actorOperator,

@@ -47,7 +47,13 @@ END
 `)
 	must(t, os.WriteFile(filepath.Join(programs, "journalctl"), []byte(journal), 0o755))
 	environ := append(
-		h.rackEnv(t), "NOMAD_ADDR=https://user:"+password+"@nomad:4646", "OXIDE_TOKEN="+canary, "NOMAD_TOKEN="+canary, "PATH="+programs+":"+os.Getenv("PATH"),
+		h.rackEnv(
+			t,
+		),
+		"NOMAD_ADDR=https://user:"+password+"@nomad:4646",
+		"OXIDE_TOKEN="+canary,
+		"NOMAD_TOKEN="+canary,
+		"PATH="+programs+":"+os.Getenv("PATH"),
 	)
 	file := filepath.Join(h.dir, "bundle.tar")
 	kubeconfig := serveCluster(t, c)

@@ -34,14 +34,18 @@ var rudeRequests = []string{
 	strings.Repeat("GET /metrics HTTP/1.1\r\nHost: plugin\r\n\r\n", 100),
 }
 
-// TestProbeAnswersInAFlood opens 10,000 connections that keep silent, send slowly or never read, and goes on opening new
-// ones. Meanwhile the probe of kubelet is answered within a second, also if the flood has kubelet's address. This test is
-// not parallel: a flood would disturb other tests.
+// TestProbeAnswersInAFlood opens 10,000 connections that keep silent, send slowly or never read, and goes on opening
+// new ones. Meanwhile the probe of kubelet is answered within a second, also if the flood has kubelet's address. This
+// test is not parallel: a flood would disturb other tests.
 func TestProbeAnswersInAFlood(t *testing.T) {
 	var files unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	if files.Cur < floodClients+1000 {
-		t.Fatalf("this test needs %d open files, and may have %d: raise the limit with ulimit -Hn", floodClients+1000, files.Cur)
+		t.Fatalf(
+			"this test needs %d open files, and may have %d: raise the limit with ulimit -Hn",
+			floodClients+1000,
+			files.Cur,
+		)
 	}
 	sim := startSim(t)
 	for _, mode := range []string{"controller", "node"} {

@@ -20,7 +20,12 @@ import (
 func limited(t *testing.T, files int) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "plugin")
-	script := fmt.Sprintf("#!/bin/sh\nexec prlimit --nofile=%d:%d %s \"$@\"\n", files, files, simtest.Quote(programs.Plugin))
+	script := fmt.Sprintf(
+		"#!/bin/sh\nexec prlimit --nofile=%d:%d %s \"$@\"\n",
+		files,
+		files,
+		simtest.Quote(programs.Plugin),
+	)
 	must(t, os.WriteFile(program, []byte(script), 0o755))
 	return program
 }

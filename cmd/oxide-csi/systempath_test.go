@@ -15,14 +15,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// A volume is mounted at an empty folder of the host's own system, again and again. The folder stays. The plugin and the
-// commands run where /var is another filesystem, so that this machine keeps its folders whatever happens.
+// A volume is mounted at an empty folder of the host's own system, again and again. The folder stays. The plugin and
+// the commands run where /var is another filesystem, so that this machine keeps its folders whatever happens.
 func TestMountAtAFolderOfTheSystem(t *testing.T) {
 	t.Parallel()
 	h := newHostWithGuest(t, false)
 	host := devicetest.HoldMountNamespace(t, h.dir, "mount -t tmpfs var /var\nmkdir -p /var/log\nchmod 711 /var/log")
 	inside := filepath.Join(t.TempDir(), "plugin")
-	script := fmt.Sprintf("#!/bin/sh\nexec nsenter --mount=/proc/%d/ns/mnt %s \"$@\"\n", host.PID(), simtest.Quote(programs.Plugin))
+	script := fmt.Sprintf(
+		"#!/bin/sh\nexec nsenter --mount=/proc/%d/ns/mnt %s \"$@\"\n",
+		host.PID(),
+		simtest.Quote(programs.Plugin),
+	)
 	must(t, os.WriteFile(inside, []byte(script), 0o755))
 	plugin, err := simtest.StartPlugin(inside, simtest.PluginOptions{
 		Mode: "node", Dir: h.folder(t, "inside"), Sim: h.sim, Instance: h.sim.Instances[0], Env: baseEnv(),

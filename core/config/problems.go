@@ -63,9 +63,9 @@ func (p Problems) has(flag string) bool {
 	return false
 }
 
-// redactTokens returns s on one line without tokens and without users and passwords of URLs: neither the configured token
-// nor a text that looks like one. Most messages quote the user's value, and a secret in the wrong setting must not get
-// into a log.
+// redactTokens returns s on one line without tokens and without users and passwords of URLs: neither the configured
+// token nor a text that looks like one. Most messages quote the user's value, and a secret in the wrong setting must
+// not get into a log.
 func redactTokens(s string, token Token) string {
 	if t := strings.TrimSpace(token.Reveal()); len(t) >= minSecret {
 		s = strings.ReplaceAll(s, t, redacted)

@@ -109,8 +109,8 @@ func inClaiming(
 	}, change...)
 }
 
-// refusedTwin is a second job with the same disk under another ID, on the first node. The node refuses to mount the disk
-// a second time, and the orchestrator unpublishes what it has published for this job.
+// refusedTwin is a second job with the same disk under another ID, on the first node. The node refuses to mount the
+// disk a second time, and the orchestrator unpublishes what it has published for this job.
 func (d *deferring) refusedTwin(t *testing.T, id string) {
 	t.Helper()
 	coretest.Must(t, d.publish(t, id, d.nodes[0]))
@@ -209,8 +209,8 @@ func (d *deferring) untimed(t *testing.T, c *claimant, id string) {
 	c.set(id)
 }
 
-// An unpublish soon after a return may be an old one. If the orchestrator says that no workload uses the volume, its disk
-// leaves by itself, but not before its grace period.
+// An unpublish soon after a return may be an old one. If the orchestrator says that no workload uses the volume, its
+// disk leaves by itself, but not before its grace period.
 func TestUnclaimedDiskLeavesByItself(t *testing.T) {
 	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
 		d.untimed(t, c, id)
@@ -265,8 +265,8 @@ func TestClaimedDiskStaysForAnotherNode(t *testing.T) {
 	})
 }
 
-// An instance that is stopped for a moment keeps the disk of a job that comes back with it. A disk without a claim leaves
-// at once.
+// An instance that is stopped for a moment keeps the disk of a job that comes back with it. A disk without a claim
+// leaves at once.
 func TestClaimedDiskStaysOnAStoppedInstance(t *testing.T) {
 	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
 		other := d.create(t, "other")
@@ -281,8 +281,8 @@ func TestClaimedDiskStaysOnAStoppedInstance(t *testing.T) {
 	})
 }
 
-// The orchestrator releases a claim only when the unpublish has succeeded. So the claims of a request that is carried out
-// at once are not asked.
+// The orchestrator releases a claim only when the unpublish has succeeded. So the claims of a request that is carried
+// out at once are not asked.
 func TestRequestIsNotHeldUpByItsOwnClaim(t *testing.T) {
 	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
 		d.runState(t, d.nodes[0], "failed")
@@ -320,7 +320,12 @@ func TestDeletionOfADiskWithTwoIDs(t *testing.T) {
 			return err
 		}
 		c.register(id, "blue/data", "red/data")
-		wantRejected(t, remove(), codes.FailedPrecondition, "under 2 IDs, which the controller's log names: deregister the others")
+		wantRejected(
+			t,
+			remove(),
+			codes.FailedPrecondition,
+			"under 2 IDs, which the controller's log names: deregister the others",
+		)
 		c.register(id, "blue/data")
 		coretest.Must(t, remove())
 		coretest.Must(t, remove())
@@ -404,8 +409,8 @@ func TestNoRestartInVain(t *testing.T) {
 	}
 }
 
-// An instance that its owner has stopped keeps the disk of a job that comes back with it, although another node asks for
-// the volume.
+// An instance that its owner has stopped keeps the disk of a job that comes back with it, although another node asks
+// for the volume.
 func TestStoppedInstanceKeepsAClaimedDisk(t *testing.T) {
 	t.Parallel()
 	c := &claimant{nodes: map[string][]string{}}

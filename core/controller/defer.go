@@ -149,9 +149,9 @@ func requestedNow(ctx context.Context) bool {
 }
 
 // detachElsewhere carries out the deferred detach of a disk from another instance, if there is one and its grace period
-// ends within [detach.MaxWait]. It does not wait for an instance without a guest. If a workload there may use the volume,
-// the disk stays. It returns the disk as it is then, or [rack.ErrNotStopped] if the rack detaches disks only from stopped
-// instances.
+// ends within [detach.MaxWait]. It does not wait for an instance without a guest. If a workload there may use the
+// volume, the disk stays. It returns the disk as it is then, or [rack.ErrNotStopped] if the rack detaches disks only
+// from stopped instances.
 func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	if !c.detacher.Timed() {
 		return disk, nil

@@ -187,7 +187,8 @@ func (c *Service) disk(ctx context.Context, volumeID string) (rackController, ra
 	return c.finishedDisk(ctx, volumeID, false)
 }
 
-// shownDisk is [Service.disk] for an RPC that only shows the disk: it also returns one that nothing else may be done with.
+// shownDisk is [Service.disk] for an RPC that only shows the disk: it also returns one that nothing else may be done
+// with.
 func (c *Service) shownDisk(ctx context.Context, volumeID string) (rackController, rack.Disk, error) {
 	rc, disk, err := c.disk(ctx, volumeID)
 	if errors.Is(err, rack.ErrUnknown) {

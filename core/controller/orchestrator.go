@@ -24,8 +24,8 @@ func (c *Service) claimed(ctx context.Context, nodeID string, volumeIDs []string
 	return c.orchestrator.Claimed(asking, nodeID, volumeIDs)
 }
 
-// registered is [orchestrator.Claims.Registered] within [orchestratorTimeout], for a check that only rejects what is certain.
-// Without an answer it returns none.
+// registered is [orchestrator.Claims.Registered] within [orchestratorTimeout], for a check that only rejects what is
+// certain. Without an answer it returns none.
 func (c *Service) registered(ctx context.Context, volumeID string) ([]string, error) {
 	if c.orchestrator == nil {
 		return nil, nil
@@ -41,9 +41,9 @@ func (c *Service) registered(ctx context.Context, volumeID string) ([]string, er
 	return names, nil
 }
 
-// checkNotRegistered rejects the creation of a volume whose disk exists and is registered with the orchestrator: it would
-// get a second ID. The orchestrator does not know that both are one disk, which may be of two teams. The orchestrator
-// registers a volume after its creation, so the repetition of a create is not rejected.
+// checkNotRegistered rejects the creation of a volume whose disk exists and is registered with the orchestrator: it
+// would get a second ID. The orchestrator does not know that both are one disk, which may be of two teams. The
+// orchestrator registers a volume after its creation, so the repetition of a create is not rejected.
 func (c *Service) checkNotRegistered(ctx context.Context, want volumeRequest, disk rack.Disk) error {
 	names, err := c.registered(ctx, disk.VolumeID)
 	if err != nil || len(names) == 0 {
@@ -52,7 +52,10 @@ func (c *Service) checkNotRegistered(ctx context.Context, want volumeRequest, di
 	c.log.Warn("rejected a second ID of a disk", "volume_id", disk.VolumeID, "name", want.name, "has", names)
 	return rpc.AlreadyExists(
 		"volume %q: its disk %q (%s) is registered with the orchestrator under another ID or in another namespace: use another name",
-		want.name, disk.Name, disk.ID)
+		want.name,
+		disk.Name,
+		disk.ID,
+	)
 }
 
 // checkOnlyRegistration rejects the deletion of a disk that the orchestrator has under more than one ID.
@@ -64,7 +67,10 @@ func (c *Service) checkOnlyRegistration(ctx context.Context, disk rack.Disk) err
 	c.log.Warn("rejected the deletion of a disk with several IDs", "volume_id", disk.VolumeID, "has", names)
 	return rpc.FailedPrecondition(
 		"disk %q (%s) is registered with the orchestrator under %d IDs, which the controller's log names: deregister the others first",
-		disk.Name, disk.ID, len(names))
+		disk.Name,
+		disk.ID,
+		len(names),
+	)
 }
 
 // unpublishMoved makes up for an unpublish that the orchestrator left out. The disk is attached to another instance,

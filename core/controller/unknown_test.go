@@ -40,8 +40,8 @@ func (r *rig) userGroup(t *testing.T, name, text string) string {
 	return group.Id
 }
 
-// A disk in a state, or of a type, that a later release of the rack has hides no other disk. It is shown, and nothing is
-// done with it.
+// A disk in a state, or of a type, that a later release of the rack has hides no other disk. It is shown, and nothing
+// is done with it.
 func TestDiskInAnUnknownState(t *testing.T) {
 	r := newRig(t)
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
@@ -81,7 +81,9 @@ func TestDiskInAnUnknownState(t *testing.T) {
 			}
 			health, err := r.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
 			r.Must(t, err)
-			if entries := health.GetVolumeHealth().GetHealthStatuses(); len(entries) != 1 || entries[0].GetReason() != "DiskUnknown" {
+			if entries := health.GetVolumeHealth().
+				GetHealthStatuses(); len(entries) != 1 ||
+				entries[0].GetReason() != "DiskUnknown" {
 				t.Errorf("its health is %v", entries)
 			}
 			r.ClearCalls(t)

@@ -16,7 +16,9 @@ var (
 	ErrClaimed = errors.New("a workload on the instance has claimed the volume")
 	// ErrClaimsUnknown says that the orchestrator has not said whether a workload on the instance may use the volume, so
 	// its disk stays attached.
-	ErrClaimsUnknown = errors.New("the orchestrator does not say whether a workload on the instance has claimed the volume")
+	ErrClaimsUnknown = errors.New(
+		"the orchestrator does not say whether a workload on the instance has claimed the volume",
+	)
 )
 
 // askPause is how long an answer counts that keeps a disk attached. Orchestrators repeat some calls every second.
@@ -33,9 +35,9 @@ type stay struct {
 func (d *Detacher) Asks() bool { return d.opts.Claimed != nil }
 
 // Staying asks for the claims on the volumes of deferred detaches, all from one instance, with one question. It returns
-// [ErrClaimed] or [ErrClaimsUnknown] for each volume whose disk must stay attached. For the others no workload there has
-// a claim. A workload that claims the volume after the question publishes it before it uses the volume, and that ends
-// the deferred detach.
+// [ErrClaimed] or [ErrClaimsUnknown] for each volume whose disk must stay attached. For the others no workload there
+// has a claim. A workload that claims the volume after the question publishes it before it uses the volume, and that
+// ends the deferred detach.
 func (d *Detacher) Staying(ctx context.Context, all []Deferred) map[string]error {
 	staying := map[string]error{}
 	var asked []Deferred
@@ -111,9 +113,9 @@ func (d *Detacher) detachUnclaimed(ctx context.Context, deferred Deferred) error
 	return reason
 }
 
-// drop ends a deferred detach whose volume a workload on the instance uses. The request was for another workload: it was
-// an old one, or for the same disk with another ID in the orchestrator. When the workload ends, the orchestrator requests
-// the detach anew, and that request has its own grace period.
+// drop ends a deferred detach whose volume a workload on the instance uses. The request was for another workload: it
+// was an old one, or for the same disk with another ID in the orchestrator. When the workload ends, the orchestrator
+// requests the detach anew, and that request has its own grace period.
 func (d *Detacher) drop(ctx context.Context, listed Deferred, reason error) error {
 	if !d.isDropped(listed, reason) {
 		return nil

@@ -400,8 +400,8 @@ func (d *Detacher) Left(deferred Deferred) time.Duration {
 }
 
 // Detach carries out the deferred detach of a volume's disk from an instance, whatever is left of its grace period. It
-// returns [ErrDetaching] or [ErrNotDeferred] if it gave way, [ErrClaimed] or [ErrClaimsUnknown] if a workload may use the
-// volume, and [rack.ErrNotStopped] if the rack detaches disks only while the instance is stopped.
+// returns [ErrDetaching] or [ErrNotDeferred] if it gave way, [ErrClaimed] or [ErrClaimsUnknown] if a workload may use
+// the volume, and [rack.ErrNotStopped] if the rack detaches disks only while the instance is stopped.
 func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) error {
 	return d.hold(ctx, volumeID, func(ctx context.Context) error {
 		set, err := d.List(ctx)
@@ -489,8 +489,8 @@ func (d *Detacher) detachOrLog(
 	return d.detachListed(ctx, listed, detach)
 }
 
-// detachListed carries out a deferred detach as it was listed. With another text it may be untimed, or belong to a later
-// use of the volume.
+// detachListed carries out a deferred detach as it was listed. With another text it may be untimed, or belong to a
+// later use of the volume.
 func (d *Detacher) detachListed(
 	ctx context.Context, listed Deferred, detach func(context.Context, Deferred) error,
 ) error {

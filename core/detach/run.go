@@ -122,8 +122,9 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	return failed
 }
 
-// untilDue returns the time until something has to be done for a deferred detach. 0 means now. Without a guest that uses
-// the disk, a detach is safe before its time. running holds what this look at the records has learned of the instances.
+// untilDue returns the time until something has to be done for a deferred detach. 0 means now. Without a guest that
+// uses the disk, a detach is safe before its time. running holds what this look at the records has learned of the
+// instances.
 func (d *Detacher) untilDue(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
 	if deferred.Over {
 		return maxPause, d.expireOld(ctx, deferred)
@@ -157,8 +158,8 @@ func (d *Detacher) expireOld(ctx context.Context, deferred Deferred) error {
 	return unlessGaveWay(d.expire(ctx, deferred))
 }
 
-// carryOut does what is due for a deferred detach, after the claims were asked. stays is why the disk stays attached, or
-// nil. An untimed deferred detach gets its time, unless its instance has no guest.
+// carryOut does what is due for a deferred detach, after the claims were asked. stays is why the disk stays attached,
+// or nil. An untimed deferred detach gets its time, unless its instance has no guest.
 func (d *Detacher) carryOut(ctx context.Context, deferred Deferred, stays error, runs bool) error {
 	var err error
 	switch {

@@ -94,8 +94,9 @@ func (r Roots) Disks() ([]Disk, error) {
 	return slices.DeleteFunc(disks, func(d Disk) bool { return !r.onPCI(d) }), err
 }
 
-// onPCI reports whether a disk is on the guest's PCI bus. Others are reached over a network (nvme-tcp). Under multipath,
-// which Linux may use for each disk, the paths decide. A disk whose transport sysfs does not show counts as on the bus.
+// onPCI reports whether a disk is on the guest's PCI bus. Others are reached over a network (nvme-tcp). Under
+// multipath, which Linux may use for each disk, the paths decide. A disk whose transport sysfs does not show counts as
+// on the bus.
 func (r Roots) onPCI(d Disk) bool {
 	transport, err := r.attribute(d.Name, "device/transport")
 	if err == nil {

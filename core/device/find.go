@@ -204,8 +204,8 @@ func hostMounts() []*mountinfo.Info {
 	return mounts
 }
 
-// systemPaths are mount points of a guest's own system. If a disk is mounted there that this node does not hold, it is no
-// volume. A mounted partition counts at every path: volumes have no partitions.
+// systemPaths are mount points of a guest's own system. If a disk is mounted there that this node does not hold, it is
+// no volume. A mounted partition counts at every path: volumes have no partitions.
 var systemPaths = []string{
 	"/",
 	"/boot",

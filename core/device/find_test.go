@@ -81,8 +81,8 @@ func TestMappingThatIsJustClosed(t *testing.T) {
 	}
 }
 
-// A disk that is reached over a network can have any serial. It is no disk of the rack, and has no slot. But one that is
-// mounted has not left the guest.
+// A disk that is reached over a network can have any serial. It is no disk of the rack, and has no slot. But one that
+// is mounted has not left the guest.
 func TestDisksOverANetwork(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)

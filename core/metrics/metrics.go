@@ -54,8 +54,8 @@ var rackBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30
 // restartBuckets have their centre at four minutes, the longest that a planned restart should take. In seconds.
 var restartBuckets = []float64{5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 600, 1800}
 
-// maxScrapes is the number of answers with metrics in progress. Each takes a millisecond of a processor, and anybody may
-// ask.
+// maxScrapes is the number of answers with metrics in progress. Each takes a millisecond of a processor, and anybody
+// may ask.
 const maxScrapes = 4
 
 // New returns metrics in which nothing has happened yet.

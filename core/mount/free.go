@@ -26,9 +26,9 @@ import (
 const lingerTimeout = 3 * time.Second
 
 // StopWrites makes the filesystem that is mounted at path read-only, at all of its mounts in all mount namespaces. The
-// kernel refuses while a file is open for writing through any of them. Then StopWrites tries again as [Unmount] does, and
-// returns [ErrBusy] with the holder. The kernel also refuses while the filesystem is frozen: see [Entry.Frozen]. The
-// mounts keep their own flags.
+// kernel refuses while a file is open for writing through any of them. Then StopWrites tries again as [Unmount] does,
+// and returns [ErrBusy] with the holder. The kernel also refuses while the filesystem is frozen: see [Entry.Frozen].
+// The mounts keep their own flags.
 func StopWrites(ctx context.Context, path string, dev device.Device) error {
 	return retryBusy(ctx, func() (bool, error) {
 		err := setFilesystemReadOnly(path, true)

@@ -36,8 +36,8 @@ func (e Entry) Frozen() bool {
 }
 
 // RestoreFrozen mounts the filesystem on a disk at the folder path, read-only, if it is frozen and holds the disk. So
-// it can be thawed after its last unmount. prepare is called before the mount appears. RestoreFrozen returns false if the
-// disk is held in another way.
+// it can be thawed after its last unmount. prepare is called before the mount appears. RestoreFrozen returns false if
+// the disk is held in another way.
 func RestoreFrozen(dev device.Device, fsType, path string, prepare func() error) (frozen bool, err error) {
 	// Read-only comes first: btrfs lets a mount make a frozen read-only filesystem writable. Of the two, the kernel
 	// refuses the one that the active filesystem is not.

@@ -32,8 +32,8 @@ const minGrowthBytes = 128 << 20
 //
 // The superblock of a mounted xfs on the disk may be old. Then a filesystem that has just grown is grown again, without
 // effect. A filesystem of any type that is larger than its disk is [ErrDamaged]. After [ErrGrow] the filesystem is
-// mounted with its old size. The other errors are [ErrBusy], [ErrChecking] and those of [Repairs.Mount]. After these the
-// filesystem may be unmounted.
+// mounted with its old size. The other errors are [ErrBusy], [ErrChecking] and those of [Repairs.Mount]. After these
+// the filesystem may be unmounted.
 func (r *Repairs) Grow(
 	ctx context.Context,
 	dev device.Device,
@@ -157,8 +157,8 @@ func (r *Repairs) growBetweenMounts(
 
 // checkGrowthIsSafe returns [ErrGrow] if resize2fs refuses to grow the unmounted filesystem, or would move its blocks,
 // because the descriptors of the new groups need more room than the filesystem reserves. If resize2fs is killed
-// meanwhile, data is where something else is now, and no check brings it back: on a full disk, e2fsck -f -y then lost up
-// to 119 of 401 files.
+// meanwhile, data is where something else is now, and no check brings it back: on a full disk, e2fsck -f -y then lost
+// up to 119 of 401 files.
 func checkGrowthIsSafe(dev device.Device, why error) error {
 	state, err := device.ReadExtState(dev)
 	if err != nil {
@@ -251,8 +251,8 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, volu
 	})
 }
 
-// finishGrowth puts a filesystem in order whose growth did not end well. e2fsck may answer all questions with yes: before
-// the growth, the filesystem was clean.
+// finishGrowth puts a filesystem in order whose growth did not end well. e2fsck may answer all questions with yes:
+// before the growth, the filesystem was clean.
 func (r *Repairs) finishGrowth(ctx context.Context, dev device.Device) error {
 	if err := replayJournal(ctx, dev); err != nil {
 		return err

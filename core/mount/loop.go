@@ -84,8 +84,8 @@ func loopsOnFiles(n device.Number) (names []string) {
 	return names
 }
 
-// openLoop returns the number of a loop device, that of the device to which it is bound, or zero for a file, and that of
-// the filesystem with the file or the device node.
+// openLoop returns the number of a loop device, that of the device to which it is bound, or zero for a file, and that
+// of the filesystem with the file or the device node.
 func openLoop(path string) (loop, backing, filesystem device.Number, err error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -141,8 +141,8 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
 }
 
-// checkProjectQuota returns [filesystem.ErrOption] for the flag prjquota and an ext filesystem without the feature project.
-// The kernel refuses it, and says why only in its log.
+// checkProjectQuota returns [filesystem.ErrOption] for the flag prjquota and an ext filesystem without the feature
+// project. The kernel refuses it, and says why only in its log.
 func checkProjectQuota(dev device.Device, fsType string, flags []string) error {
 	if !isExt(fsType) || !slices.Contains(filesystem.SplitMountFlags(flags), "prjquota") {
 		return nil
@@ -256,8 +256,8 @@ func ResolveExisting(path string) string {
 	}
 }
 
-// A folder or file that this package makes has the sticky bit, with which it appears. On a folder that only its owner can
-// write to, and on a file, the bit has no effect, so no one else sets it. [Remove] removes only what has it.
+// A folder or file that this package makes has the sticky bit, with which it appears. On a folder that only its owner
+// can write to, and on a file, the bit has no effect, so no one else sets it. [Remove] removes only what has it.
 const (
 	folderMode = fs.ModeSticky | 0o750
 	fileMode   = fs.ModeSticky | 0o600
@@ -311,8 +311,9 @@ func MakeFile(path string) error {
 	return nil
 }
 
-// Remove removes the folder or file on which a mount was, if [MakeFolder], [MakeNewFolder] or [MakeFile] made it. One that
-// was there before stays. Remove returns [ErrForeign] if the folder or file is not empty, and nil if nothing is at path.
+// Remove removes the folder or file on which a mount was, if [MakeFolder], [MakeNewFolder] or [MakeFile] made it. One
+// that was there before stays. Remove returns [ErrForeign] if the folder or file is not empty, and nil if nothing is at
+// path.
 func Remove(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -100,8 +100,8 @@ func retryBusy(ctx context.Context, try func() (done bool, err error), describe 
 	}
 }
 
-// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes, loop devices, and
-// mounts in other namespaces.
+// describeHolders names who uses the disk n or its partitions, as far as the plugin can see: processes, loop devices,
+// and mounts in other namespaces.
 func describeHolders(n device.Number, partitions ...device.Number) string {
 	holders := loopsOnFiles(n)
 	copies := CopiesOf(n)
@@ -117,8 +117,8 @@ func describeHolders(n device.Number, partitions ...device.Number) string {
 	return " by " + strings.Join(holders, ", ")
 }
 
-// mountIDs returns the IDs of the mounts of a disk's filesystem, in this mount namespace and in the copies. The files of
-// a btrfs show them, and not the number of its disk.
+// mountIDs returns the IDs of the mounts of a disk's filesystem, in this mount namespace and in the copies. The files
+// of a btrfs show them, and not the number of its disk.
 func mountIDs(n device.Number, copies []Copy) (ids []int) {
 	if table, err := ReadTable(); err == nil {
 		for _, entry := range table.OfDevice(n) {
@@ -136,8 +136,8 @@ func mountIDs(n device.Number, copies []Copy) (ids []int) {
 // maxNamed is the largest number of processes that an error names.
 const maxNamed = 3
 
-// processesUsing names processes that use one of the devices, or a file of its filesystem or of one of the mounts: as an
-// open file, a current or root folder, or a program. It follows their links in /proc without a request to the
+// processesUsing names processes that use one of the devices, or a file of its filesystem or of one of the mounts: as
+// an open file, a current or root folder, or a program. It follows their links in /proc without a request to the
 // filesystem, which may be dead.
 func processesUsing(devices []device.Number, mounts []int) string {
 	var names []string

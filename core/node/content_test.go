@@ -724,8 +724,8 @@ func TestNodeGrowsUnmountedWhereTheKernelRefuses(t *testing.T) {
 	})
 }
 
-// wantSmall checks whether the node reports a staged volume whose filesystem has not grown to its disk: in the log, as a
-// metric, and in the volume's health, also from another process.
+// wantSmall checks whether the node reports a staged volume whose filesystem has not grown to its disk: in the log, as
+// a metric, and in the volume's health, also from another process.
 func (r *nodeRig) wantSmall(v *volume, small bool, because ...string) {
 	r.t.Helper()
 	var want []string
@@ -749,9 +749,10 @@ func (r *nodeRig) wantSmall(v *volume, small bool, because ...string) {
 	}
 }
 
-// An ext4 that cannot grow is staged with its old size, and grows when it can. If resize2fs must move blocks, the plugin
-// does not run it. Killed at the wrong moment, it has moved a part of them: e2fsck -y then makes an ext4 that lacks most
-// of the files. An ext4 with bigalloc grows only while it is mounted, and one with sparse_super2 only while it is not.
+// An ext4 that cannot grow is staged with its old size, and grows when it can. If resize2fs must move blocks, the
+// plugin does not run it. Killed at the wrong moment, it has moved a part of them: e2fsck -y then makes an ext4 that
+// lacks most of the files. An ext4 with bigalloc grows only while it is mounted, and one with sparse_super2 only while
+// it is not.
 func TestNodeStagesWhatCannotGrow(t *testing.T) {
 	t.Parallel()
 	const warning = "smaller than its disk"

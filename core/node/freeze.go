@@ -37,7 +37,12 @@ func (n *Service) checkNotFrozen(ctx context.Context, held volumerecord.Record, 
 	if err != nil || found.Empty() || !filesystem.Supported(found.Type) {
 		return err
 	}
-	frozen, err := mount.RestoreFrozen(content, found.Type, held.StagingPath, func() error { return n.prepareRestore(held) })
+	frozen, err := mount.RestoreFrozen(
+		content,
+		found.Type,
+		held.StagingPath,
+		func() error { return n.prepareRestore(held) },
+	)
 	switch {
 	case frozen && err == nil:
 		return frozenAt(held.Volume, held.StagingPath)
@@ -52,8 +57,8 @@ func (n *Service) checkNotFrozen(ctx context.Context, held volumerecord.Record, 
 	return err
 }
 
-// prepareRestore makes the staging path ready for a frozen filesystem. The mount will lack the volume's mount flags, and
-// the step tells a stage to replace it.
+// prepareRestore makes the staging path ready for a frozen filesystem. The mount will lack the volume's mount flags,
+// and the step tells a stage to replace it.
 func (n *Service) prepareRestore(held volumerecord.Record) error {
 	table, err := mount.ReadTable()
 	if err != nil {

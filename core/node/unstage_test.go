@@ -268,8 +268,8 @@ func TestUnstageNamesTheHolder(t *testing.T) {
 	}
 }
 
-// A container with bidirectional propagation has mounted something in a folder of the volume. The mount stays on the host
-// when the container has ended.
+// A container with bidirectional propagation has mounted something in a folder of the volume. The mount stays on the
+// host when the container has ended.
 func TestUnmountWithAMountInside(t *testing.T) {
 	t.Parallel()
 	for name, mountAt := range map[string]func(r *nodeRig, folder string){

@@ -73,10 +73,15 @@ func (c sdkClient) DiskView(ctx context.Context, p oxide.DiskViewParams) (*sdkDi
 }
 
 func (c sdkClient) DiskList(ctx context.Context, p oxide.DiskListParams) (*sdkDiskPage, error) {
-	return send[sdkDiskPage](ctx, c, nil, oxide.Request{Method: http.MethodGet, Path: "/v1/disks", Query: map[string]string{
-		"limit": oxide.PointerIntToStr(p.Limit), "page_token": p.PageToken,
-		"project": string(p.Project), "sort_by": string(p.SortBy),
-	}})
+	return send[sdkDiskPage](
+		ctx,
+		c,
+		nil,
+		oxide.Request{Method: http.MethodGet, Path: "/v1/disks", Query: map[string]string{
+			"limit": oxide.PointerIntToStr(p.Limit), "page_token": p.PageToken,
+			"project": string(p.Project), "sort_by": string(p.SortBy),
+		}},
+	)
 }
 
 func (c sdkClient) InstanceDiskList(ctx context.Context, p oxide.InstanceDiskListParams) (*sdkDiskPage, error) {

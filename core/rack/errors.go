@@ -52,8 +52,8 @@ var (
 	ErrUnavailable = errors.New("the rack is unavailable")
 	// ErrProxy comes with [ErrUnavailable]. It means that what answered is no rack, for instance a proxy before the rack.
 	ErrProxy = errors.New("a proxy or another server answered, not the rack")
-	// ErrUnknown means that the rack shows a disk or snapshot in a state, or of a type, that this version of the plugin does
-	// not know. Nothing was changed: what may be done with it is unknown, too.
+	// ErrUnknown means that the rack shows a disk or snapshot in a state, or of a type, that this version of the plugin
+	// does not know. Nothing was changed: what may be done with it is unknown, too.
 	ErrUnknown = errors.New("this version of the plugin does not know that, upgrade it")
 	// ErrInternal means that the rack failed. The change may have been made.
 	ErrInternal = errors.New("the rack failed")
@@ -158,8 +158,8 @@ func classify(err *oxide.HTTPError) error {
 	return ErrUnavailable
 }
 
-// asksForNoObject reports whether a 404 cannot be about an object that was asked for: a list asks for none. A create can
-// ask for its source, and then a rack names that. named says that the answer names an object.
+// asksForNoObject reports whether a 404 cannot be about an object that was asked for: a list asks for none. A create
+// can ask for its source, and then a rack names that. named says that the answer names an object.
 func asksForNoObject(req *http.Request, named bool) bool {
 	wholeCollection, _ := path.Match("/v1/*", req.URL.Path) // the pattern is well-formed
 	return wholeCollection && (req.Method == http.MethodGet || !named)
@@ -209,8 +209,8 @@ func withoutVarying(text string) string {
 // tokenPattern matches API tokens, also revoked ones.
 var tokenPattern = regexp.MustCompile("(?i)oxide-token-[^\\s\"'`]+")
 
-// sanitize puts text from outside on one line and removes API tokens, and users and passwords of URLs. A rack repeats no token, but a proxy in
-// front of it, or a server that is not a rack, may echo the request.
+// sanitize puts text from outside on one line and removes API tokens, and users and passwords of URLs. A rack repeats
+// no token, but a proxy in front of it, or a server that is not a rack, may echo the request.
 func sanitize(text string) string {
 	return redact.UserInfo(tokenPattern.ReplaceAllLiteralString(strings.Join(strings.Fields(text), " "), redact.Redacted))
 }

@@ -77,7 +77,8 @@ func TestProxyAnswersThePing(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.intercept(func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusBadGateway); return true })
 	_, err := r.Check(t.Context())
-	if err == nil || !strings.Contains(err.Error(), ErrProxy.Error()) || !strings.Contains(err.Error(), "Bad Gateway (HTTP 502)") {
+	if err == nil || !strings.Contains(err.Error(), ErrProxy.Error()) ||
+		!strings.Contains(err.Error(), "Bad Gateway (HTTP 502)") {
 		t.Errorf("error %v does not say that a proxy answered", err)
 	}
 }

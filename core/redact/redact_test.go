@@ -40,7 +40,13 @@ func TestUserInfo(t *testing.T) {
 func TestAttribute(t *testing.T) {
 	var text bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&text, &slog.HandlerOptions{ReplaceAttr: redact.Attribute}))
-	log.Info("at http://u:canary@host", "address", "http://u:canary@host", "error", errors.New("dial http://u:canary@host"))
+	log.Info(
+		"at http://u:canary@host",
+		"address",
+		"http://u:canary@host",
+		"error",
+		errors.New("dial http://u:canary@host"),
+	)
 	if strings.Contains(text.String(), "canary") || strings.Count(text.String(), redact.Redacted) != 3 {
 		t.Error(text.String())
 	}

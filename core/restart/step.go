@@ -556,9 +556,9 @@ func (e *Engine) awaitRunState(ctx context.Context, h *heldRestart, instance rac
 }
 
 // apply changes the disks of a stopped instance. It detaches the disks whose detach was deferred before the restart, or
-// all deferred ones if their slots are needed. A disk that a workload may use stays. Then it attaches the requested disks.
-// Calls that the rack does not answer are repeated for applyTimeout. If a disk cannot be changed, apply continues with the
-// others.
+// all deferred ones if their slots are needed. A disk that a workload may use stays. Then it attaches the requested
+// disks. Calls that the rack does not answer are repeated for applyTimeout. If a disk cannot be changed, apply
+// continues with the others.
 func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err error) {
 	id := h.record.Instance
 	disks, err := e.instanceDisks(ctx, id)
@@ -634,8 +634,8 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 	return len(volumes)
 }
 
-// unclaimed asks with one question which of the instance's disks no workload may use. It returns a function that reports
-// whether a deferred detach may be carried out. If its record has changed since, the answer is no.
+// unclaimed asks with one question which of the instance's disks no workload may use. It returns a function that
+// reports whether a deferred detach may be carried out. If its record has changed since, the answer is no.
 func (e *Engine) unclaimed(
 	ctx context.Context, disks []rack.Disk, instance string,
 ) (func(detach.Deferred) bool, error) {

@@ -102,7 +102,9 @@ func TestAddressWithAZone(t *testing.T) {
 	go func() { _ = server.Serve(listener) }() // Close ends it
 	t.Cleanup(func() { _ = server.Close() })
 	address := "http://" + strings.Replace(listener.Addr().String(), "::1", "::1%25lo", 1)
-	if got, err := nomad.New(nomad.Options{Address: address, Token: token}).Instance(t.Context()); err != nil || got.ID != idA {
+	if got, err := nomad.New(nomad.Options{Address: address, Token: token}).
+		Instance(t.Context()); err != nil ||
+		got.ID != idA {
 		t.Errorf("%s: %+v, %v", address, got, err)
 	}
 }

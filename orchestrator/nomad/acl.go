@@ -198,8 +198,8 @@ func (o *Operator) seesClaims(ctx context.Context) error {
 	return nil
 }
 
-// hidesClaims returns a namespace, or a pattern of namespaces, in which the grants hide claims, or "". Of the rules whose
-// names match a namespace only those with the closest name count.
+// hidesClaims returns a namespace, or a pattern of namespaces, in which the grants hide claims, or "". Of the rules
+// whose names match a namespace only those with the closest name count.
 func hidesClaims(grants []grant) string {
 	granted := capabilities(grants)
 	names := []string{"*"}

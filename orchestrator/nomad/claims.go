@@ -126,8 +126,8 @@ func (r claimReader) of(ctx context.Context, stub volumeStub) (all []claim, err 
 	return all, nil
 }
 
-// nodeOf returns the ID that the node plugin has on a client, or "" if that is not known. Nomad's entry of a lost client
-// still names the ID, while the plugin's entry no longer lists the client.
+// nodeOf returns the ID that the node plugin has on a client, or "" if that is not known. Nomad's entry of a lost
+// client still names the ID, while the plugin's entry no longer lists the client.
 func (o *Operator) nodeOf(ctx context.Context, plugin pluginInfo, clientID string) (string, error) {
 	if id := plugin.Nodes[clientID].NodeInfo.ID; id != "" {
 		return id, nil

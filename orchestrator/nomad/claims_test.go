@@ -37,8 +37,8 @@ func lostClient(instance string) answers {
 	return answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: clientWith(nodeA, instance)}
 }
 
-// TestClaimed looks whether a claim from a node is found, under whatever ID the disk has in Nomad. Every answer that may
-// lack a claim is an error.
+// TestClaimed looks whether a claim from a node is found, under whatever ID the disk has in Nomad. Every answer that
+// may lack a claim is an error.
 func TestClaimed(t *testing.T) {
 	const here, text = "instance-b", "allocation 5a7d9b11 (web), volume %s in namespace shop"
 	both := []string{"csi-list-volume", "csi-read-volume"}

@@ -20,8 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
-// twoNamespaces is a Nomad in which a disk has a volume "data" in the namespaces blue and red. A client is on the rack's
-// instance node-a.
+// twoNamespaces is a Nomad in which a disk has a volume "data" in the namespaces blue and red. A client is on the
+// rack's instance node-a.
 type twoNamespaces struct {
 	options client.Options
 	mu      sync.Mutex
@@ -95,9 +95,9 @@ func (n *twoNamespaces) asked(t *testing.T) {
 	})
 }
 
-// A job of the namespace blue runs. A job of the namespace red with the same disk is placed on the same client. The node
-// refuses it, and Nomad unpublishes the volume for it. The real controller asks a simulated Nomad, and takes nothing from
-// the job that runs. When that job stops, its disk is detached.
+// A job of the namespace blue runs. A job of the namespace red with the same disk is placed on the same client. The
+// node refuses it, and Nomad unpublishes the volume for it. The real controller asks a simulated Nomad, and takes
+// nothing from the job that runs. When that job stops, its disk is detached.
 func TestSecondNamespaceTakesNoDisk(t *testing.T) {
 	n := newTwoNamespaces(t)
 	r := coretest.New(t, func(o *coretest.Options) {

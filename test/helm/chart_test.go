@@ -719,17 +719,19 @@ func TestLongestKubeletDir(t *testing.T) {
 	}
 }
 
-// TestDependency renders a parent chart with this chart as a dependency that can be switched off. Helm passes the switch and
-// global values on.
+// TestDependency renders a parent chart with this chart as a dependency that can be switched off. Helm passes the
+// switch and global values on.
 func TestDependency(t *testing.T) {
 	parent := t.TempDir()
 	must(t, os.CopyFS(filepath.Join(parent, "charts", "oxide-csi"), os.DirFS(chart)))
 	definition, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
 	must(t, err)
 	version := regexp.MustCompile(`(?m)^version: (.*)$`).FindSubmatch(definition)[1]
-	must(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), fmt.Appendf(nil,
+	must(t, os.WriteFile(filepath.Join(parent, "Chart.yaml"), fmt.Appendf(
+		nil,
 		"{apiVersion: v2, name: platform, version: 1.0.0,\ndependencies: [{name: oxide-csi, version: %s, condition: oxide-csi.enabled}]}\n",
-		version), 0o600))
+		version,
+	), 0o600))
 	from := func(path string, args ...string) map[string]object {
 		args = append([]string{"template", "oxide-csi", path, "--namespace=" + namespace, "--kube-version=1.36.0"}, args...)
 		return parse(t, run(t, program(t, "helm", "helm"), args...))

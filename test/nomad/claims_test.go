@@ -17,9 +17,9 @@ import (
 // red is a namespace of another team.
 const red = "red"
 
-// TestTwoNamespaces has a disk with a volume in two namespaces, as docs/explanation/nomad-claims.md says. A job uses the
-// disk, and a job of the other namespace is placed on the same client. The node refuses that job. Nothing is taken from
-// the job that runs.
+// TestTwoNamespaces has a disk with a volume in two namespaces, as docs/explanation/nomad-claims.md says. A job uses
+// the disk, and a job of the other namespace is placed on the same client. The node refuses that job. Nothing is taken
+// from the job that runs.
 func TestTwoNamespaces(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	c := newCluster(t, impatient)

@@ -16,8 +16,8 @@
 // kernel and network.
 //
 // TestDeferredDetach, TestCompoundFault, TestCutOff and TestTwoNamespaces wait most of the time, so they run at once,
-// each with its own cluster. All clients share one network. Those of TestCutOff reach the server through the test, which
-// can cut one off.
+// each with its own cluster. All clients share one network. Those of TestCutOff reach the server through the test,
+// which can cut one off.
 //
 // TestDrivers, TestMemory and TestRefused need no cluster and no root, only Nomad's command.
 //

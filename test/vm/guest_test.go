@@ -259,8 +259,8 @@ func testNodeInfo(t *testing.T, p *plugin) {
 	}
 }
 
-// testNetworkDisk adds an NVMe disk that is reached over TCP. It takes no slot, and is never taken for a volume, although
-// its serial may be that of one.
+// testNetworkDisk adds an NVMe disk that is reached over TCP. It takes no slot, and is never taken for a volume,
+// although its serial may be that of one.
 func testNetworkDisk(t *testing.T, p *plugin) {
 	m := p.machine
 	v := block(newVolumeDisk(t, "disk"))
@@ -285,11 +285,18 @@ case $(cat $d/device/serial) in %s*) [ $(cat $d/hidden) = 1 ] || echo $d;; esac
 done`, v.serial()))
 	}
 	defer func() {
-		m.sh(t, "for c in /sys/class/nvme/nvme*; do [ $(cat $c/transport) = tcp ] && echo 1 >$c/delete_controller; done; true")
+		m.sh(
+			t,
+			"for c in /sys/class/nvme/nvme*; do [ $(cat $c/transport) = tcp ] && echo 1 >$c/delete_controller; done; true",
+		)
 		m.await(t, plugTime, "the disk to leave", func() bool { return disk() == "" })
 	}()
 	m.await(t, plugTime, "the disk over TCP", func() bool { return disk() != "" })
-	t.Logf("%s: %s", disk(), m.sh(t, "readlink /sys/block/%[1]s /sys/block/%[1]s/device; ls /sys/block/%[1]s/device/", disk()))
+	t.Logf(
+		"%s: %s",
+		disk(),
+		m.sh(t, "readlink /sys/block/%[1]s /sys/block/%[1]s/device; ls /sys/block/%[1]s/device/", disk()),
+	)
 	testNodeInfo(t, p)
 	fail(t, p.stage(t, v), codes.Unavailable)
 	m.plug(t, firstFree, v.disk)
