@@ -29,10 +29,11 @@ import (
 
 // The plugin runs on Linux. This file is what doctor and explain look at on this host. elsewhere.go is its counterpart.
 
-// HostCommands returns the commands that call a plugin on this host.
+// HostCommands returns the commands that call a plugin on this host, or look at the host alone.
 func HostCommands(p Program) []*cobra.Command {
 	return []*cobra.Command{
 		volumeCommand(p.Environ, p.Stdout, p.Stderr), snapshotCommand(p.Environ, p.Stdout, p.Stderr),
+		verifyGuestCommand(p.Stdout),
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 // addPlugin adds only commands that say where those of the plugin run: errors and docs name them.
 func addPlugin(root *cobra.Command, _ []string, _, _ io.Writer) {
 	withoutPlugin(root)
-	for _, name := range []string{"volume", "snapshot", "metadata", "await-detach", "ready"} {
+	for _, name := range []string{"volume", "snapshot", "metadata", "await-detach", "ready", "verify-guest"} {
 		root.AddCommand(&cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, _ []string) error {
