@@ -8,11 +8,13 @@
 // image and no installation has it.
 //
 // Its subcommand serve simulates a rack on a loopback address. demo starts such a rack and the plugin, and shows the
-// life of two volumes. guest-init is an init for the guests of such a rack. Invalid flags end the program with exit
-// code 2 and a line for each problem, any other error with exit code 1.
+// life of two volumes. verify compares a real rack with the simulated one. guest-init is an init for the guests of a
+// simulated rack. Invalid flags end the program with exit code 2 and a line for each problem, any other error with exit
+// code 1. verify has exit codes of its own.
 //
 //   - main.go: the program and its commands; man.go: their man pages, for a release
 //   - serve.go: the command serve; flags.go: its flags
+//   - verify.go: the command verify
 //   - guest.go: the command guest-init
 //   - demo.go: the command demo, with the list of its other files
 package main
@@ -57,6 +59,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, problems)
 		return exitConfig
 	}
+	var exit exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
 	fmt.Fprintf(stderr, "oxide-sim: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	return exitFailed
 }
@@ -78,7 +84,7 @@ func rootCommand(stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{{Flag: "command line", What: err.Error()}}
 	})
-	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), guestInitCommand(stderr))
+	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), verifyCommand(stdout, stderr), guestInitCommand(stderr))
 	return root
 }
 
