@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
@@ -181,6 +182,32 @@ func TestFaultedDisksAreNamedAsTheRackDoes(t *testing.T) {
 	}
 	if text := found(findings, "disks"); !strings.HasPrefix(text, "2 of this cluster") {
 		t.Errorf("the disks are %s", text)
+	}
+}
+
+// One disk or snapshot in a state that this version does not know is named, and nothing else is hidden by it.
+func TestUnknownStatesAreNamed(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t)
+	used, unknown := r.Create(t, "used"), r.Create(t, "unknown")
+	made, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: used, Name: "s"})
+	coretest.Must(t, err)
+	state := map[string]any{"state": map[string]any{"state": "hibernating"}}
+	coretest.Must(t, r.Sim.Show(t.Context(), unknown, state))
+	snapshot := made.GetSnapshot().GetSnapshotId()
+	coretest.Must(t, r.Sim.Show(t.Context(), snapshot, map[string]any{"state": "thawing"}))
+	findings := diagnose.ExamineRack(t.Context(), newRack(t, r), nil, coretest.Cluster, time.Now())
+	text := found(findings, "unknown states")
+	for _, want := range []string{unknown, `state "hibernating"`, snapshot, `state "thawing"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the unknown states are %q, without %s", text, want)
+		}
+	}
+	if text := found(findings, "disks"); !strings.HasPrefix(text, "2 of this cluster") {
+		t.Errorf("the disks are %s", text)
+	}
+	if got := notOK(findings); len(got) != 1 {
+		t.Errorf("not well: %v", got)
 	}
 }
 

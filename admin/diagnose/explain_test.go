@@ -222,6 +222,11 @@ var stories = map[string]story{
 		reason: "RestartRefused", rig: refusals(1),
 		arrange: publishUntil("last failure: its node plugin refuses: pods would end"),
 	},
+	"state unknown": {reason: "StateUnknown", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+		state := map[string]any{"state": map[string]any{"state": "hibernating"}}
+		coretest.Must(t, r.Sim.Show(t.Context(), trace.VolumeID, state))
+		publishOnA(t, r, trace)
+	}},
 	"proxy answers": {
 		reason: "ProxyAnswered", arrange: func(*testing.T, *coretest.Rig, *orchestrator.Trace) {},
 		asks: func(c *rack.Config) { c.HTTPClient = &http.Client{Transport: badGateway{}} },
@@ -529,6 +534,7 @@ func TestNextStepsElsewhere(t *testing.T) {
 		"DiskFaulted",
 		"InstanceDeleted",
 		"InstanceStopped",
+		"StateUnknown",
 		"ProxyAnswered",
 		"RackUnavailable",
 	}

@@ -286,7 +286,10 @@ func expansionOrphan(
 		Kind: KindExpansion, ID: snapshot.VolumeID, Rack: client.Name(), RackName: snapshot.Name, Name: name, Claim: claim,
 		SizeBytes: snapshot.SizeBytes, Created: snapshot.Created,
 	}
-	if name == "" {
+	switch {
+	case snapshot.CheckKnown() != nil:
+		o.Keep = fmt.Sprintf("it is in state %q", snapshot.State)
+	case name == "":
 		o.Keep = "it is not certain which volume it belongs to: its description has no name"
 	}
 	return o, true

@@ -217,6 +217,36 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
+// What is in a state that this version does not know is kept, and hides no other orphan.
+func TestOrphansInAnUnknownState(t *testing.T) {
+	r := coretest.New(t)
+	used, orphan, unknown := r.Create(t, "used"), r.Create(t, "orphan"), r.Create(t, "unknown")
+	snapshot, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{SourceVolumeId: used, Name: "monday"})
+	coretest.Must(t, err)
+	snapshotID := snapshot.GetSnapshot().GetSnapshotId()
+	coretest.Must(t, r.Sim.Show(t.Context(), unknown, map[string]any{"disk_type": "replicated"}))
+	coretest.Must(t, r.Sim.Show(t.Context(), snapshotID, map[string]any{"state": "thawing"}))
+	known := &orchestrator{}
+	known.has.Volumes = volumes(used)
+	c := cleaner(t, r, known)
+	want := map[string]string{
+		orphan: "", snapshotID: `it is in state "thawing"`,
+		unknown: `it has the type "replicated", which this version of the plugin does not know`,
+	}
+	if diff := cmp.Diff(want, kept(find(t, c))); diff != "" {
+		t.Errorf("orphans (-want +got):\n%s", diff)
+	}
+	coretest.Must(t, r.Sim.Show(t.Context(), unknown, map[string]any{"state": map[string]any{"state": "hibernating"}}))
+	if why := kept(find(t, c))[unknown]; !strings.Contains(why, "hibernating") {
+		t.Errorf("the disk is kept because %q", why)
+	}
+	for _, id := range []string{unknown, snapshotID} {
+		if deleted, err := c.Delete(t.Context(), []string{id}); err == nil || len(deleted) > 0 {
+			t.Errorf("deleted %v, %v", deleted, err)
+		}
+	}
+}
+
 // An orchestrator that cannot be read completely, one that knows no disk at all, and a rack whose lists end early have
 // no orphans to delete.
 func TestOrphansAreNotGuessed(t *testing.T) {

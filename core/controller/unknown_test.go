@@ -185,3 +185,49 @@ func TestUnknownInstanceAndGroup(t *testing.T) {
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Must(t, r.Delete(t, volume))
 }
+
+// A restart goes on although the instance has a disk in an unknown state. It leaves that disk where it is, also one
+// whose detach was deferred before. No restart is planned for a volume whose disk is in such a state.
+func TestPlannedRestartWithAnUnknownDisk(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node := r.Node(t, "node-a")
+	deferred, requested := r.unpublishedOn(t, "deferred", node), r.Create(t, "requested")
+	r.show(t, deferred, map[string]any{"state": map[string]any{"state": "hibernating", "instance": node}})
+	r.show(t, requested, map[string]any{"state": map[string]any{"state": "hibernating"}})
+	r.ClearCalls(t)
+	coretest.WantCode(t, r.Publish(t, requested, node), codes.FailedPrecondition, "hibernating", "upgrade")
+	r.published(t, r.Create(t, "v"), node)
+	r.restartsDone(t)
+	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+		t.Errorf("the instance is %s", got)
+	}
+	r.wantRestarts(t, 1)
+	if detaches := r.Calls(t)["instance_disk_detach"]; detaches > 0 {
+		t.Errorf("%d detaches", detaches)
+	}
+	r.show(t, deferred, nil)
+	r.show(t, requested, nil)
+	if got := r.Holder(t, deferred); got != node {
+		t.Errorf("the disk of the deferred detach is on %q", got)
+	}
+	if got := r.Holder(t, requested); got != "" {
+		t.Errorf("the requested disk is on %q", got)
+	}
+}
+
+// An instance in an unknown run state is not restarted.
+func TestPlannedRestartOfAnUnknownInstance(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
+	volume := r.Create(t, "v")
+	r.show(t, node, map[string]any{"run_state": "hibernating"})
+	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition, "planned restart")
+	r.published(t, r.Create(t, "elsewhere"), other)
+	r.restartsDone(t)
+	r.wantRestarts(t, 1)
+	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition, "hibernating")
+	r.show(t, node, nil)
+	r.published(t, volume, node)
+}
