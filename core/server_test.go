@@ -200,7 +200,7 @@ var goAllowed = map[string]string{
 	"hostexec/hostexec.go: wait":     "it only waits for a program, in the standard library",
 	"mount/check.go: startLocked":    "it hands its panic to the RPC that reads the result",
 	"node/probe.go: run":             "it hands its panic to the RPCs that wait for it",
-	"detach/detach.go: DetachWithin": "it recovers its panic itself",
+	"detach/detach.go: within": "it recovers its panic itself",
 	"controller/racks.go: queryAll":  "it hands its panic to the RPC that reads the results",
 	"controller/sweep.go: schedule":  "it recovers its panic itself",
 	"rack/deadline.go: RoundTrip":    "it only ends a context, which cannot panic",

@@ -226,7 +226,7 @@ func TestOrphansInAnUnknownState(t *testing.T) {
 	snapshotID := snapshot.GetSnapshot().GetSnapshotId()
 	coretest.Must(t, r.Sim.Show(t.Context(), unknown, map[string]any{"disk_type": "replicated"}))
 	coretest.Must(t, r.Sim.Show(t.Context(), snapshotID, map[string]any{"state": "thawing"}))
-	known := &orchestrator{}
+	known := &fakeInventory{}
 	known.has.Volumes = volumes(used)
 	c := cleaner(t, r, known)
 	want := map[string]string{

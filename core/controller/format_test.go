@@ -20,6 +20,7 @@ func TestVolumeOfANewerVersion(t *testing.T) {
 	r := newRig(t)
 	const description = `{"v":2,"cluster":"rig","h":"hadXYxBumU1IfW7T1FB5VxzyqehYoa/nBPnd+23WuO0=","name":"newer"}`
 	newer, node := r.UserDisk(t, coretest.Project, "csi-newer", description).Id, r.Node(t, "node-a")
+	creates := map[string]bool{"snapshot": true, "clone": true} // an earlier call may have made what was asked for
 	for name, call := range map[string]func() error{
 		"publish": func() error { return r.Publish(t, newer, node) },
 		"delete":  func() error { return r.Delete(t, newer) },
@@ -33,7 +34,11 @@ func TestVolumeOfANewerVersion(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			coretest.WantCode(t, call(), codes.FailedPrecondition, `disk "csi-newer" has format 2, not 1`)
+			code := codes.FailedPrecondition
+			if creates[name] {
+				code = codes.Unavailable
+			}
+			coretest.WantCode(t, call(), code, `disk "csi-newer" has format 2, not 1`)
 		})
 	}
 	if got := r.Holder(t, newer); got != "" {

@@ -114,7 +114,8 @@ func TestAnotherClustersVolume(t *testing.T) {
 			r.ClearCalls(t)
 			wantForeign(t, test.call())
 			for operation := range r.Calls(t) {
-				if !strings.HasSuffix(operation, "_view") {
+				// A refused create first looks whether an earlier call has made the volume.
+				if !strings.HasSuffix(operation, "_view") && operation != "anti_affinity_group_list" {
 					t.Errorf("the rack was asked for %s", operation)
 				}
 			}

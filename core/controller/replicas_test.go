@@ -252,7 +252,6 @@ var replicaRows = []replicaRow{
 		before:    []string{"create"},
 		late:      "clone, before its disk",
 		meanwhile: []string{"clone"},
-		answer:    codes.Unavailable,
 		then:      "clone detached, volume detached",
 	},
 	{

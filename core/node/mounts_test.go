@@ -282,11 +282,13 @@ func TestNodePublishAtAnOccupiedPath(t *testing.T) {
 					r.refused(publish, codes.FailedPrecondition, tc.mentions)
 					return
 				}
+				_, before := os.Lstat(r.path("targets/one"))
 				coretest.Must(r.t, publish())
 				coretest.Must(r.t, publish())
 				coretest.Must(r.t, r.unpublish(v, "targets/one"))
-				if _, err := os.Lstat(r.path("targets/one")); !errors.Is(err, fs.ErrNotExist) {
-					r.t.Errorf("the target still exists: %v", err)
+				_, after := os.Lstat(r.path("targets/one"))
+				if errors.Is(before, fs.ErrNotExist) != errors.Is(after, fs.ErrNotExist) {
+					r.t.Errorf("the target was: %v; it is: %v", before, after)
 				}
 				coretest.Must(r.t, r.unstage(v))
 			})

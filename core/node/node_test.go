@@ -936,13 +936,13 @@ func TestNodeUnpublishLeavesOtherMountsAndFiles(t *testing.T) {
 	coretest.Must(t, r.unpublish(v, "never"))
 	coretest.Must(t, r.unpublish(v, "no/parent"))
 
-	// A target without its mount, as after a reboot.
+	// A target without its mount that the plugin did not make stays.
 	coretest.Must(t, os.Mkdir(r.path("empty"), 0o755))
 	coretest.Must(t, os.WriteFile(r.path("empty-file"), nil, 0o600))
 	for _, target := range []string{"empty", "empty-file"} {
 		coretest.Must(t, r.unpublish(v, target))
-		if _, err := os.Lstat(r.path(target)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s still exists: %v", target, err)
+		if _, err := os.Lstat(r.path(target)); err != nil {
+			t.Error(err)
 		}
 	}
 

@@ -201,8 +201,17 @@ func (c *Client) Close() error { return c.conn.Close() }
 func (c *Client) await(ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()
+	probing, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() { // a probe of a process that has ended does not return by itself
+		select {
+		case <-ended:
+			stop()
+		case <-probing.Done():
+		}
+	}()
 	for {
-		resp, err := c.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		resp, err := c.Probe(probing, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 		if err == nil && resp.GetReady().GetValue() {
 			return nil
 		}
