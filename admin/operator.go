@@ -8,6 +8,7 @@
 //   - operator.go: what the commands of an operator share; commandline.go: arguments and exit codes
 //   - doctor.go, explain.go, orphans.go, bundle.go, bundle_logs.go: the commands that need no plugin
 //   - volume.go: its first lines list the files of the commands for a plugin's host
+//   - verify_guest.go: what an instance shows of its disks
 //   - host.go: what doctor and explain look at on this host, on Linux; elsewhere.go: its counterpart on macOS
 //   - complete.go: what shells complete; output.go: tables, JSON and texts that are safe for a terminal
 package admin

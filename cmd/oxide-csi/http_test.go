@@ -314,7 +314,7 @@ func TestConnectionsEnd(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			conn := dial(t, addr)
+			conn, start := dial(t, addr), time.Now()
 			_, _ = conn.Write([]byte(test.sends)) // fails if the plugin closes the connection before it has read all
 			answer, err := io.ReadAll(conn)
 			if err != nil && !errors.Is(err, syscall.ECONNRESET) {
@@ -322,6 +322,9 @@ func TestConnectionsEnd(t *testing.T) {
 			}
 			if got := strings.Count(string(answer), "HTTP/1.1 200 OK\r\n"); got != test.answers {
 				t.Errorf("%d answers, want %d: %.200q", got, test.answers, answer)
+			}
+			if took := time.Since(start); test.name == "a long profile" && took < 11*time.Second {
+				t.Errorf("the profile has %s of 11 s", took)
 			}
 		})
 	}

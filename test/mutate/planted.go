@@ -1938,14 +1938,6 @@ var planted = []bug{
 		test:     "TestStoppedInstanceKeepsAClaimedDisk",
 	},
 	{
-		name:     "restart: an instance is restarted for a disk that stays",
-		file:     "core/restart/step.go",
-		original: "\tif why, err := e.inVain(ctx, h, found, staying, records); why != \"\" || err != nil {",
-		planted:  "\tif why, err := e.inVain(ctx, h, found, nil, records); why != \"\" || err != nil {",
-		pkg:      "core/controller",
-		test:     "TestNoRestartInVain",
-	},
-	{
 		name:     "nomad: only the claims in one namespace are asked",
 		file:     "orchestrator/nomad/inventory.go",
 		original: "\"namespace\": {\"*\"}, \"per_page\"",
