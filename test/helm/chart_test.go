@@ -237,7 +237,7 @@ func TestValues(t *testing.T) {
 		return object{"secret": object{"name": secret, "items": list(object{"key": "token", "path": rack})}}
 	}
 	rendered := map[string]map[string]object{"auto alone": parse(t, render(t, "--set=node.identity=auto"))}
-	for _, set := range []string{"racks", "auto"} {
+	for _, set := range []string{"racks", "auto", "strings"} {
 		rendered[set] = parse(t, render(t, "--values="+values(set)))
 	}
 	const pod, plugin, hook = "spec template spec ", "spec template spec containers oxide-plugin ", "lifecycle preStop exec command"
@@ -326,6 +326,9 @@ func TestValues(t *testing.T) {
 		{"auto", "Service/oxide-csi/oxide-csi-controller", "spec ports attacher port", 9810},
 		{"auto", "ServiceMonitor/oxide-csi/oxide-csi-node", "spec endpoints 0", object{"port": "http", "interval": "30s"}},
 		{"auto", "ServiceMonitor/oxide-csi/oxide-csi-controller", "spec endpoints 2 port", "attacher"},
+		// A key that the chart has, too, is there once.
+		{"strings", controllerPods, "spec template metadata annotations kubectl.kubernetes.io/default-container", "csi-attacher"},
+		{"strings", "PodMonitor/oxide-csi/oxide-csi-node", "metadata labels 1", "true"},
 	} {
 		t.Run(tc.set+" "+tc.object+" "+tc.path, func(t *testing.T) {
 			got := lookup(rendered[tc.set][tc.object], strings.Fields(tc.path))

@@ -176,11 +176,16 @@ racks:
 {{- end }}
 {{- end }}
 
-{{/* The plugin reads the configuration file only at start, so pods are replaced when the file changes. */}}
-{{- define "oxide-csi.configChecksum" -}}
-{{- if .Values.racks -}}
-checksum/config: {{ print (include "oxide-csi.config" .) (.Values.racks | toJson) | sha256sum | quote }}
+{{/*
+Annotations of the plugin's pods: {of: controller or node, root}. The plugin reads the configuration file only at start, so
+pods are replaced when the file changes.
+*/}}
+{{- define "oxide-csi.podAnnotations" -}}
+{{- $own := dict "kubectl.kubernetes.io/default-container" "oxide-plugin" }}
+{{- if .root.Values.racks }}
+{{- $_ := set $own "checksum/config" (print (include "oxide-csi.config" .root) (.root.Values.racks | toJson) | sha256sum) }}
 {{- end }}
+{{- merge dict .of.podAnnotations $own | toYaml }}
 {{- end }}
 
 {{/* The COSI driver's file of stores. */}}
