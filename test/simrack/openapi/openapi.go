@@ -78,7 +78,9 @@ func load(path string) (routers.Router, error) {
 
 // notInSchema are operations of a rack that the schema file lacks: it is an extract. Their answers are compared with
 // the SDK's types (test/simrack, TestU1TokensOfAUser and TestU2Policies).
-var notInSchema = regexp.MustCompile(`^GET /v1/(me/access-tokens|me/groups|network-interfaces|policy|projects/[^/]+/policy)$`)
+var notInSchema = regexp.MustCompile(
+	`^GET /v1/(me/access-tokens|me/groups|network-interfaces|policy|projects/[^/]+/policy)$`,
+)
 
 type checker struct {
 	t      testing.TB
