@@ -17,7 +17,11 @@ import (
 // Exit codes.
 const (
 	ExitFailed = 1
-	ExitConfig = 2
+	// ExitUsage is for a command of an operator. Go's runtime ends a crashed process with 2, too.
+	ExitUsage = 2
+	// ExitConfig is for the plugin itself. It is EX_CONFIG of sysexits.h. The systemd units start the plugin again after
+	// any other code (RestartPreventExitStatus=), so a crash must not end with this one.
+	ExitConfig = 78
 )
 
 // NoArgs rejects what is not a subcommand, and suggests one.
@@ -71,7 +75,7 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// Usage returns an error of the command line, which ends the process with exit code 2.
+// Usage returns an error of the command line, which ends a command with [ExitUsage].
 func Usage(format string, args ...any) error {
 	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}
 }

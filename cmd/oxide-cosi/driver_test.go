@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -540,6 +541,18 @@ func TestManyAccesses(t *testing.T) {
 			wantRefused(t, "revoked keys", err)
 		} else {
 			must(t, err)
+		}
+	}
+}
+
+// Wrong settings have an exit code of their own, which no crash has.
+func TestWrongSettings(t *testing.T) {
+	for _, args := range [][]string{nil, {"--endpoint=tcp://x"}, {"--bogus"}, {"stray"}, {"--endpoint=/x.sock", "--stores=/none"}} {
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Env = []string{} // no setting of the test's own environment
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != 78 {
+			t.Errorf("%q: exit code %d, want 78: %v: %s", args, code, err, out)
 		}
 	}
 }

@@ -5,7 +5,8 @@
 // Command oxide-cosi is a COSI driver: it serves buckets of versitygw gateways on a unix socket, by COSI v1alpha1.
 // Package core/buckets has its logic, docs/explanation/buckets.md says what it is for.
 //
-// A process with an invalid configuration ends with exit code 2, any other failure with exit code 1.
+// An invalid configuration ends it with exit code 78, any other failure with exit code 1, and a crash with Go's exit
+// code 2.
 package main
 
 import (
@@ -33,7 +34,7 @@ var version = "devel"
 // Exit codes.
 const (
 	exitFailed = 1
-	exitConfig = 2
+	exitConfig = 78 // as of oxide-csi
 )
 
 func main() {
@@ -41,7 +42,9 @@ func main() {
 }
 
 const help = `oxide-cosi is the COSI driver for S3 gateways whose data is on Oxide disks. It serves COSI v1alpha1 on a unix socket.
-The file of stores says which gateways there are.`
+The file of stores says which gateways there are.
+
+Exit codes: 0, stopped by a signal; 78, the configuration is wrong; 2, Go's runtime reports a crash; 1, any other failure.`
 
 func run(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
 	root := command(getenv, stdout, stderr)
@@ -63,11 +66,16 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 func command(getenv func(string) string, stdout, stderr io.Writer) *cobra.Command {
 	var opts settings
 	root := &cobra.Command{
-		Use:           "oxide-cosi",
-		Short:         "COSI driver for S3 gateways on Oxide disks",
-		Long:          help,
-		Version:       version,
-		Args:          cobra.NoArgs,
+		Use:     "oxide-cosi",
+		Short:   "COSI driver for S3 gateways on Oxide disks",
+		Long:    help,
+		Version: version,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return configError{err}
+			}
+			return nil
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

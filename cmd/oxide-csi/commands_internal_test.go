@@ -113,8 +113,12 @@ func TestSimilarCommandsAreSuggested(t *testing.T) {
 		{"explian", "did you mean oxide-csi explain?"},
 	} {
 		var out, err strings.Builder
+		want := admin.ExitUsage
+		if !strings.Contains(test.args, " ") {
+			want = admin.ExitConfig
+		}
 		code := run("oxide-csi", strings.Fields(test.args), nil, &out, &err)
-		if code != admin.ExitConfig || out.Len() > 0 || !strings.Contains(err.String(), test.want) {
+		if code != want || out.Len() > 0 || !strings.Contains(err.String(), test.want) {
 			t.Errorf("%s: exit code %d, %q", test.args, code, err.String())
 		}
 	}

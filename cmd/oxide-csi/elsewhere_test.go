@@ -77,5 +77,5 @@ func TestWithoutThePlugin(t *testing.T) {
 		t.Error(err)
 	}
 	says(run(program, 2, "volume", "list", "--watch"), "oxide-csi volume needs the plugin: run it on a host of the plugin")
-	says(run(program, 2, "--mode=node"), "--mode: unknown flag")
+	says(run(program, 78, "--mode=node"), "--mode: unknown flag")
 }

@@ -5,8 +5,8 @@
 // Command oxide-csi is the Oxide CSI plugin. Without a subcommand it serves the CSI services of package core on a unix
 // socket.
 //
-// docs/reference/configuration.md describes its configuration. A process with an invalid configuration prints one line
-// for each problem and ends with exit code 2. If it serves, any other failure ends it with exit code 1.
+// docs/reference/configuration.md describes its configuration. If that is invalid, the plugin prints one line for each
+// problem and ends with exit code 78. Any other failure ends it with exit code 1, and a crash with Go's exit code 2.
 // docs/reference/cli.md has the exit codes of the commands.
 //
 // The files, in reading order:
@@ -58,7 +58,7 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 		withoutPlugin(root)
 	}
 	root.SetArgs(args)
-	err := root.ExecuteContext(context.Background())
+	cmd, err := root.ExecuteContextC(context.Background())
 	if err == nil {
 		return 0
 	}
@@ -67,7 +67,10 @@ func run(name string, args, environ []string, stdout, stderr io.Writer) int {
 		for _, problem := range problems {
 			fmt.Fprintln(stderr, problem)
 		}
-		return admin.ExitConfig
+		if cmd == root { // the plugin, or a misspelt command
+			return admin.ExitConfig
+		}
+		return admin.ExitUsage
 	}
 	fmt.Fprintf(stderr, "oxide-csi: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	var exit admin.ExitError

@@ -65,6 +65,7 @@ func TestMetadataCommandReportsAllProblems(t *testing.T) {
 	found := problems(
 		t,
 		runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"),
+		2,
 	)
 	flags := slices.Sorted(maps.Keys(found))
 	if diff := cmp.Diff([]string{"--file-mode", "--format", "--metadata", "--sys-root", "--timeout"}, flags); diff != "" {

@@ -291,6 +291,26 @@ func TestSignalHandsRestartsOver(t *testing.T) {
 	}
 }
 
+// The systemd units start the plugin again after every end but one with wrong settings. Go's runtime chooses the exit
+// code of a crash.
+func TestOnlyWrongSettingsPreventARestart(t *testing.T) {
+	t.Parallel()
+	sim := startSim(t)
+	wrong := runPlugin(t, nil, "--mode=node").code
+	for _, mode := range []string{"controller", "node"} {
+		unit, err := os.ReadFile("../../deploy/systemd/oxide-csi-" + mode + ".service")
+		must(t, err)
+		if line := fmt.Sprintf("\nRestartPreventExitStatus=%d\n", wrong); !strings.Contains(string(unit), line) {
+			t.Errorf("the unit of the %s does not have %q", mode, line)
+		}
+	}
+	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
+	must(t, plugin.Signal(syscall.SIGQUIT))
+	if code, err := plugin.ExitCode(within(t, 2*time.Minute)); err != nil || code == wrong {
+		t.Errorf("after a crash: exit code %d, as with wrong settings, %v", code, err)
+	}
+}
+
 // After a second signal the plugin waits neither for a call in flight nor for a client that has connected and sends
 // nothing.
 func TestSecondSignalEndsCallsInFlight(t *testing.T) {

@@ -746,7 +746,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"another word for expand, without a size", []string{"volume", "resize", id}, 2, "--size: is required"},
 		{"another tool's word", []string{"volume", "ls"}, 2, `"ls" is not a command: did you mean oxide-csi volume list?`},
 		{"another tool's word for a snapshot", []string{"snapshot", "rm", id}, 2, `"rm" is not a command: did you mean oxide-csi snapshot delete?`},
-		{"a misspelt command", []string{"volum"}, 2, `"volum" is not a command: did you mean oxide-csi volume?`},
+		{"a misspelt command", []string{"volum"}, 78, `"volum" is not a command: did you mean oxide-csi volume?`},
 		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
 		{"a name with the form of an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "has the form of a volume ID"},

@@ -455,12 +455,14 @@ func (m *machine) mountedAs(path, filesystem, option string) {
 	m.t.Errorf("%s is not mounted", path)
 }
 
-// killed checks that a plugin that was killed is started again, that one that has lost its socket makes it again, and
-// that mounts survive.
+// killed checks that a plugin is started again after it was killed, and after Go's runtime ended it. A plugin that has
+// lost its socket makes it again, and mounts survive.
 func (m *machine) killed() {
 	v := m.mount("ext4")
 	for _, service := range []string{"controller", "node"} {
-		m.startedAgain(service, func() { m.run("systemctl", "kill", "--signal=KILL", "oxide-csi-"+service) })
+		for _, signal := range []string{"KILL", "QUIT"} {
+			m.startedAgain(service, func() { m.run("systemctl", "kill", "--signal="+signal, "oxide-csi-"+service) })
+		}
 		before, path := m.property("oxide-csi-"+service, "MainPID"), m.in("/run/oxide-csi/"+service+"/csi.sock")
 		must(m.t, os.Remove(path))
 		m.eventually(service+" has its socket again", func() bool { _, err := os.Lstat(path); return err == nil })
@@ -611,10 +613,10 @@ func (m *machine) encrypted() {
 
 // wrongSetting checks that a start with a wrong setting fails at once, and is not repeated again and again.
 func (m *machine) wrongSetting() {
-	for _, wrong := range []struct{ service, file, setting, says string }{
-		{"oxide-csi-node", "node.env", "OXIDE_CSI_MAX_DISKS=eight", `config: --max-disks: "eight" is not a whole number`},
-		{"oxide-csi-controller", "controller.env", "OXIDE_CSI_MAX_DISKS=eight", `config: --max-disks: "eight" is not a whole number`},
-		{"oxide-volume@wrong", "volumes/wrong.env", "TARGET=/srv/wrong\nMOUNT_FLAGS=--fs-typ=xfs", "--fs-typ: unknown flag"},
+	for _, wrong := range []struct{ service, file, setting, code, says string }{
+		{"oxide-csi-node", "node.env", "OXIDE_CSI_MAX_DISKS=eight", "78", `config: --max-disks: "eight" is not a whole number`},
+		{"oxide-csi-controller", "controller.env", "OXIDE_CSI_MAX_DISKS=eight", "78", `config: --max-disks: "eight" is not a whole number`},
+		{"oxide-volume@wrong", "volumes/wrong.env", "TARGET=/srv/wrong\nMOUNT_FLAGS=--fs-typ=xfs", "2", "--fs-typ: unknown flag"},
 	} {
 		file := "/etc/oxide-csi/" + wrong.file
 		before, err := os.ReadFile(m.in(file))
@@ -630,8 +632,11 @@ func (m *machine) wrongSetting() {
 			wrong.service+" has failed",
 			func() bool { return m.property(wrong.service, "ActiveState") == "failed" },
 		)
-		if code := m.property(wrong.service, "ExecMainStatus"); code != "2" {
+		if code := m.property(wrong.service, "ExecMainStatus"); code != wrong.code {
 			m.t.Errorf("the exit code of %s is %s", wrong.service, code)
+		}
+		if starts := m.property(wrong.service, "NRestarts"); starts != "0" {
+			m.t.Errorf("%s was started again %s times", wrong.service, starts)
 		}
 		// journald may write the last lines of a process only after systemd has seen its end.
 		m.eventually("the journal has the reason", func() bool {
