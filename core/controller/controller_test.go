@@ -147,6 +147,16 @@ func TestCreateVolumeRejects(t *testing.T) {
 		{"mkfs options with a device", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"}
 		}, codes.InvalidArgument, "mkfsOptions"},
+		{"mkfs options with blocks that are too small", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"mkfsOptions": "-b 1024"}
+		}, codes.InvalidArgument, "a smaller blockSize"},
+		{"mkfs options with blocks that are too small for an encrypted disk", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"mkfsOptions": "-b 2048", "blockSize": "512", "encryption": "luks2"}
+		}, codes.InvalidArgument, "an encrypted disk has 4096"},
+		{"mkfs options for a larger disk", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().FsType = "xfs"
+			r.Parameters = map[string]string{"mkfsOptions": "-d agcount=64"}
+		}, codes.InvalidArgument, "72 MiB"},
 		{"local with another block size", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"diskType": "local", "blockSize": "512"}
 		}, codes.InvalidArgument, "blockSize"},

@@ -115,6 +115,13 @@ func (c *Service) parseVolumeRequest(req *csi.CreateVolumeRequest) (volumeReques
 			rpc.ParameterDiskType,
 		)
 	}
+	if want.blank() {
+		size, err := chooseSize(want.capacity, 0)
+		if err != nil {
+			return volumeRequest{}, err
+		}
+		return want, params.checkFits(size)
+	}
 	return want, nil
 }
 

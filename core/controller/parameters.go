@@ -5,6 +5,7 @@
 package controller
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -28,6 +29,8 @@ type parameters struct {
 	rawBlock bool
 	// luks is the version of LUKS with which the node encrypts the disk, or 0.
 	luks int
+	// mkfs are the options with which the node makes the filesystem, by its type.
+	mkfs map[string][]string
 	// fixed says that the filesystem may never grow.
 	fixed bool
 	// pvc is namespace/name of the Kubernetes PersistentVolumeClaim, if the provisioner passed it.
@@ -51,6 +54,7 @@ const luks2 = 2
 func parseParameters(given map[string]string, capabilities []*csi.VolumeCapability) (parameters, error) {
 	p := parameters{
 		nodeParameters: map[string]string{},
+		mkfs:           map[string][]string{},
 		rawBlock: slices.ContainsFunc(
 			capabilities,
 			func(capability *csi.VolumeCapability) bool { return capability.GetBlock() != nil },
@@ -73,6 +77,27 @@ func parseParameters(given map[string]string, capabilities []*csi.VolumeCapabili
 		p.pvc = namespace + "/" + name
 	}
 	return p, nil
+}
+
+// luksHeaderBytes is the least that an encrypted disk loses to its header, and luksBlockSize the size of its blocks
+// (core/luks).
+const (
+	luksHeaderBytes = 16 << 20
+	luksBlockSize   = 4096
+)
+
+// checkFits rejects options of mkfs that do not fit a blank disk of this size.
+func (p parameters) checkFits(sizeBytes int64) error {
+	disk := filesystem.Disk{BlockSize: cmp.Or(p.blockSize, defaultBlockSize), Size: sizeBytes}
+	if p.luks != 0 {
+		disk = filesystem.Disk{BlockSize: luksBlockSize, Size: sizeBytes - luksHeaderBytes}
+	}
+	for _, fsType := range slices.Sorted(maps.Keys(p.mkfs)) {
+		if err := filesystem.CheckFit(fsType, p.mkfs[fsType], disk); err != nil {
+			return rpc.InvalidArgument("parameter %s: %w", rpc.KeyMkfsOptions, err)
+		}
+	}
+	return nil
 }
 
 // CheckParameters rejects what CreateVolume would refuse for a volume with a filesystem: the parameters, the filesystem
@@ -124,6 +149,7 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 				if err != nil {
 					return rpc.InvalidArgument("parameter %s: %w", key, err)
 				}
+				p.mkfs[m.GetFsType()] = options
 				p.fixed = p.fixed || filesystem.KeepsItsSize(options)
 			}
 		}

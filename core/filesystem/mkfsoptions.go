@@ -22,14 +22,19 @@ type rule struct {
 }
 
 var (
-	number  = whole(`[0-9]+`)
-	size    = whole(`[0-9]+[bskmgtKMGT]?`)
+	number  = whole(`[0-9]{1,10}`)
+	size    = whole(`[0-9]{1,10}[bskmgtKMGT]?`)
+	some    = whole(`[1-9][0-9]{0,9}`)
+	someKiB = whole(`[1-9][0-9]{0,9}[skmgKMG]?`)
 	percent = whole(`[0-9]{1,2}`)
 	flag    = whole(`[01]`)
-	label   = whole(`[A-Za-z0-9._-]{1,12}`)
-	xfsBool = map[string]*regexp.Regexp{"crc": flag, "finobt": flag, "rmapbt": flag, "reflink": flag,
+	// The kernel of a guest mounts no larger blocks than its pages, which are 4096 bytes.
+	block = whole(`1024|2048|4096|[124][kK]`)
+	label = whole(`[A-Za-z0-9._-]{1,12}`)
+	// What a value of 0 would switch off is always on in an xfs with checksums, which mkfs.xfs makes.
+	always  = whole(`1`)
+	xfsBool = map[string]*regexp.Regexp{"crc": always, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
-	flag012 = whole(`[012]`)
 	// Without has_journal, a power cut destroys files. Without extents, the filesystem counts as another type. With
 	// fast_commit, e2fsck drops the journal after a power cut, and the kernel refuses some journals for ever.
 	ext4Features = listOf(
@@ -45,19 +50,21 @@ var (
 
 // ext4Rules, ext3Rules, xfsRules and btrfsRules are the allow-list. It has every option that shapes the filesystem on
 // this disk. It has no option that names another device or a file (an external journal or log, a real-time section,
-// prototype and configuration files), sets the UUID, or switches off mkfs' own checks.
+// prototype and configuration files), sets the UUID, or switches off mkfs' own checks. It has no value that mkfs of
+// Debian 12 always refuses, or that makes what the kernels of the guests cannot mount. What depends on the disk or on
+// other options is in [CheckFit].
 var (
 	ext4Rules = map[string]rule{
-		"-b": {value: number},
-		"-C": {value: size},
-		"-g": {value: number},
-		"-G": {value: number},
-		"-i": {value: number},
-		"-I": {value: number},
+		"-b": {value: whole(`1024|2048|4096`)},
+		"-C": {value: someKiB},
+		"-g": {value: some},
+		"-G": {value: some},
+		"-i": {value: whole(`[1-9][0-9]{3,7}`)},
+		"-I": {value: whole(`128|256|512|1024|2048|4096`)},
 		"-J": {suboptions: map[string]*regexp.Regexp{"size": number}},
 		"-L": {value: label},
-		"-m": {value: percent},
-		"-N": {value: number},
+		"-m": {value: whole(`[0-4]?[0-9]|50`)},
+		"-N": {value: some},
 		"-O": {value: ext4Features},
 		"-T": {value: whole(`(default|small|news|largefile|largefile4|big|huge)`)},
 		"-E": {suboptions: map[string]*regexp.Regexp{
@@ -65,31 +72,33 @@ var (
 			"stride": number, "stripe_width": number, "stripe-width": number, "resize": size, "nodiscard": nil,
 		}},
 	}
-	ext3Rules = withFeatures(ext4Rules, ext3Features)
+	ext3Rules = withFeatures(ext4Rules, ext3Features, "-C", "-G")
 	xfsRules  = map[string]rule{
-		"-b": {suboptions: map[string]*regexp.Regexp{"size": size}},
+		"-b": {suboptions: map[string]*regexp.Regexp{"size": block}},
 		"-d": {suboptions: map[string]*regexp.Regexp{
-			"agcount": number, "agsize": size, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
+			"agcount": some, "agsize": someKiB, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
 		}},
 		"-i": {suboptions: map[string]*regexp.Regexp{
-			"attr":        flag012,
+			"attr":        whole(`2`),
 			"maxpct":      percent,
-			"perblock":    number,
-			"size":        size,
+			"perblock":    whole(`2|4|8`),
+			"size":        whole(`512|1024|2048|[12][kK]`),
 			"sparse":      flag,
 			"nrext64":     flag,
-			"align":       flag,
-			"projid32bit": flag,
+			"align":       always,
+			"projid32bit": always,
 		}},
 		"-K": {},
 		"-l": {suboptions: map[string]*regexp.Regexp{
 			"size": size, "su": size, "sunit": number,
-			"lazy-count": flag, "version": flag012,
+			"lazy-count": always, "version": whole(`2`),
 		}},
 		"-L": {value: label},
 		"-m": {suboptions: xfsBool},
-		"-n": {suboptions: map[string]*regexp.Regexp{"size": size, "ftype": flag, "version": whole(`(2|ci)`)}},
-		"-s": {suboptions: map[string]*regexp.Regexp{"size": size}},
+		"-n": {suboptions: map[string]*regexp.Regexp{
+			"size": whole(`4096|8192|16384|32768|65536|(4|8|16|32|64)[kK]`), "ftype": always, "version": whole(`2`),
+		}},
+		"-s": {suboptions: map[string]*regexp.Regexp{"size": whole(`512|1024|2048|4096|[124][kK]`)}},
 	}
 	btrfsRules = map[string]rule{
 		"-d":     {value: whole(`(single|dup)`)},
@@ -97,9 +106,9 @@ var (
 		"-L":     {value: label},
 		"-m":     {value: whole(`(single|dup)`)},
 		"-M":     {},
-		"-n":     {value: size},
-		"-O":     {value: listOf(`block-group-tree|bgt|extref|free-space-tree|mixed-bg|no-holes|quota|skinny-metadata`, "")},
-		"-s":     {value: size},
+		"-n":     {value: whole(`4096|8192|16384|32768|65536|(4|8|16|32|64)[kK]`)},
+		"-O":     {value: listOf(`extref|mixed-bg|no-holes|skinny-metadata`, "")},
+		"-s":     {value: whole(`4096|4[kK]`)},
 		"--csum": {value: whole(`(crc32c|xxhash|sha256|blake2)`)},
 	}
 )
@@ -116,10 +125,13 @@ func listOf(words, required string) *regexp.Regexp {
 	return whole(one + `(,` + one + `)*`)
 }
 
-// withFeatures returns a copy of ext rules with other features.
-func withFeatures(rules map[string]rule, features *regexp.Regexp) map[string]rule {
+// withFeatures returns a copy of ext rules with other features and without the options that need one of the old ones.
+func withFeatures(rules map[string]rule, features *regexp.Regexp, without ...string) map[string]rule {
 	rules = maps.Clone(rules)
 	rules["-O"] = rule{value: features}
+	for _, option := range without {
+		delete(rules, option)
+	}
 	return rules
 }
 

@@ -55,9 +55,10 @@ type Result struct {
 	Stdout, Stderr string
 }
 
-// Message returns the program's whole output as one line, for error messages.
+// Message returns the program's output as one line, for error messages. A list of options at its end is left out.
 func (r Result) Message() string {
-	if message := strings.Join(strings.Fields(r.Stderr+" "+r.Stdout), " "); message != "" {
+	said, _, _ := strings.Cut(r.Stderr+" "+r.Stdout, "\nUsage:")
+	if message := strings.Join(strings.Fields(said), " "); message != "" {
 		return message
 	}
 	return "no message"

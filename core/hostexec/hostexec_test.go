@@ -43,6 +43,10 @@ func TestRun(t *testing.T) {
 	if message := result.Message(); message != "on two lines an argument; with a semicolon||C" {
 		t.Errorf("message %q", message)
 	}
+	usage := Result{Stderr: "agsize too small\nUsage: mkfs.xfs\n[-b size=num]\n"}
+	if message := usage.Message(); message != "agsize too small" {
+		t.Errorf("with a list of options: %q", message)
+	}
 	if message := (Result{}).Message(); message == "" {
 		t.Error("a silent program leaves an error without words")
 	}

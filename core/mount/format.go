@@ -76,8 +76,8 @@ type record struct {
 }
 
 // Format makes a filesystem on a disk that was proved blank, and verifies it. No other code calls mkfs. Format returns
-// how long mkfs ran. The errors are [ErrFormat], [statefile.ErrFolder], [hostexec.ErrMissing] and those of
-// [device.Blank.Format].
+// how long mkfs ran. The errors are [ErrFormat], [filesystem.ErrOption], [statefile.ErrFolder], [hostexec.ErrMissing]
+// and those of [device.Blank.Format].
 // After each of them the caller may repeat the call with a new proof. If ctx ends, mkfs still runs to its end, for at
 // most 15 min.
 func (f Formatter) Format(
@@ -91,6 +91,14 @@ func (f Formatter) Format(
 		return 0, err
 	}
 	dev := blank.Device()
+	blockSize, err := dev.BlockSize()
+	if err != nil {
+		return 0, err
+	}
+	disk := filesystem.Disk{BlockSize: int64(blockSize), Size: dev.SizeBytes}
+	if err := filesystem.CheckFit(want.Type, want.MkfsOptions, disk); err != nil {
+		return 0, err
+	}
 	return f.FormatWith(ctx, blank, Making{
 		VolumeID: want.VolumeID,
 		Type:     want.Type,

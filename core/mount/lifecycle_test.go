@@ -54,7 +54,14 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	return newRigOf(t, sizeBytes, 0)
+}
+
+// newRigOf makes a rig whose disk has this size and blocks of this size, in bytes.
+func newRigOf(t *testing.T, sizeBytes int64, blockSize uint32) *rig {
+	t.Helper()
 	g := devicetest.New(t)
+	g.BlockSize = blockSize
 	r := &rig{Guest: g, volumeID: uuid.New(), disk: g.Add(diskName, sizeBytes), state: filepath.Join(t.TempDir(), "state")}
 	r.f = mount.Formatter{StateDir: r.state}
 	dev, err := g.Roots().

@@ -68,9 +68,11 @@ func Unmount(t testing.TB, path string) {
 
 // Guest is a folder with the folders dev and sys of a guest.
 type Guest struct {
-	t    testing.TB
-	Dir  string
-	next int
+	t   testing.TB
+	Dir string
+	// BlockSize is the size of a logical block of the disks that are attached next, in bytes. 0 means 512.
+	BlockSize uint32
+	next      int
 }
 
 // New returns a guest without disks. It skips the test if the user is not root, who can make loop devices.
@@ -284,7 +286,7 @@ func (g *Guest) attach(backing string) device.Number {
 		g.must(err)
 		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", minor), os.O_RDWR, 0)
 		g.must(err)
-		config := unix.LoopConfig{Fd: uint32(file.Fd())}
+		config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: g.BlockSize}
 		// mkfs.btrfs takes loop devices with the same file name for one device.
 		copy(
 			config.Info.File_name[:len(config.Info.File_name)-1],

@@ -7,6 +7,7 @@ package filesystemtest
 
 import (
 	"maps"
+	"regexp"
 	"regexp/syntax"
 	"slices"
 	"strings"
@@ -15,7 +16,8 @@ import (
 )
 
 // Choices returns each option of mkfs that has no value or a fixed set of values, with each of these values:
-// "-O bigalloc", "-O ^bigalloc", "-m rmapbt=1". Options that take any number, size or label are left out.
+// "-O bigalloc", "-O ^bigalloc", "-m rmapbt=1". Options that take any number, size or label are left out, and so are
+// sizes with a unit: without it they are there, too.
 func Choices(fsType string) (options []string) {
 	patterns := filesystem.MkfsPatterns(fsType)
 	for _, name := range slices.Sorted(maps.Keys(patterns)) {
@@ -29,6 +31,9 @@ func Choices(fsType string) (options []string) {
 			panic(err) // it is a compiled pattern
 		}
 		for _, value := range texts(parsed) {
+			if withUnit.MatchString(value) {
+				continue
+			}
 			if isSuboption {
 				value = suboption + "=" + value
 			}
@@ -37,6 +42,8 @@ func Choices(fsType string) (options []string) {
 	}
 	return options
 }
+
+var withUnit = regexp.MustCompile(`^[0-9]+[kK]$`)
 
 // maxClass is the largest number of characters in a class that stands for a choice and not for a number: [0-2].
 const maxClass = 3
