@@ -7,16 +7,19 @@ package orchestrator
 import "context"
 
 // Adapter is what the plugin uses of one orchestrator. A field is nil if the orchestrator cannot do this, or if the
-// plugin does not need it there. The zero value stands for a host without an orchestrator. docs/development has a page
-// about adding one.
+// plugin does not need it there. The zero value stands for a host without an orchestrator.
+// docs/development/adding-an-orchestrator.md says how to add one.
 type Adapter struct {
 	// Name is [Kubernetes], [Nomad] or [None].
 	Name string
 
 	// The controller uses these.
 
-	// Restarts requests planned restarts. It can also be a [ClaimReporter] and a [Drainer].
+	// Restarts requests planned restarts, and Drainer moves work off a node before one.
 	Restarts RestartRequester
+	Drainer  Drainer
+	// ClaimReporter publishes what a volume waits for.
+	ClaimReporter ClaimReporter
 	// Self publishes events about the controller's own process.
 	Self SelfReporter
 	// Claims tells which nodes may use a volume.

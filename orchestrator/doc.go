@@ -4,7 +4,7 @@
 
 // Package orchestrator defines what the plugin asks of an orchestrator:
 //
-//   - planned restarts: [RestartRequester], with [ClaimReporter] and [Drainer], and [RestartListener];
+//   - planned restarts: [RestartRequester], [Drainer], [ClaimReporter] and [RestartListener];
 //   - which nodes may use a volume: [Claims];
 //   - a node's life: [StartupTaint] and [Departure];
 //   - events about the plugin's own process: [SelfReporter];

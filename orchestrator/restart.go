@@ -108,14 +108,14 @@ type RestartRequester interface {
 	Report(ctx context.Context, instanceID string, report Report) error
 }
 
-// ClaimReporter is an optional second interface of a [RestartRequester], for an orchestrator whose users claim volumes.
+// ClaimReporter is an orchestrator whose users claim volumes.
 type ClaimReporter interface {
 	// ReportClaim publishes why a volume waits, as an event of its claim. volume is the volume's name as the orchestrator
 	// gave it, claim is namespace/name. Like Report it is best effort.
 	ReportClaim(ctx context.Context, volume, claim string, report Report) error
 }
 
-// Drainer is an optional second interface of a [RestartRequester], for an orchestrator that can move work off a node.
+// Drainer is an orchestrator that can move work off a node.
 type Drainer interface {
 	// Drain keeps new work away from the node of an instance, and requests that running work leaves. It returns the work
 	// that is still there. Work that belongs to the node itself, or that only waits for a volume there, stays and is not

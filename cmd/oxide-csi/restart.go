@@ -36,12 +36,15 @@ func plannedRestarts(
 		policy = restart.Plan
 	}
 	times, _ := cfg.RestartTimes() // the configuration is valid
+	adapter := choice.Of(cfg)
 	return &controller.PlannedRestarts{
-		Wait: cfg.RestartWait,
+		Wait:   cfg.RestartWait,
+		Claims: adapter.ClaimReporter,
 		Options: restart.Options{
 			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
-			Requester:   choice.Of(cfg).Restarts,
+			Requester:   adapter.Restarts,
+			Drainer:     adapter.Drainer,
 			Self:        ownInstance(ctx, cfg, background, log),
 			Window:      cfg.RestartWindow,
 			MaxDown:     cfg.RestartMaxDown,

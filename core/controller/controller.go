@@ -117,7 +117,7 @@ func New(opts Options) *Service {
 	c.expanders = c.newExpanders()
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
-		c.claims, _ = opts.Restarts.Requester.(orchestrator.ClaimReporter)
+		c.claims = opts.Restarts.Claims
 	}
 	return c
 }

@@ -26,6 +26,8 @@ type PlannedRestarts struct {
 	restart.Options
 	// Wait is how long ControllerPublishVolume waits for a restart. After that it returns FAILED_PRECONDITION.
 	Wait time.Duration
+	// Claims publishes what a volume waits for. It may be nil.
+	Claims orchestrator.ClaimReporter
 }
 
 // newEngines returns an engine for each rack.

@@ -90,7 +90,8 @@ func TestPlannedWaitIsReportedToTheClaim(t *testing.T) {
 	t.Parallel()
 	reported := claims{newGuests(), make(chan string, 10)}
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Requester, o.Restarts.NextStart, o.Restarts.Wait = reported, inAnHour, 10*time.Second
+		o.Restarts.Requester, o.Restarts.Claims = reported, reported
+		o.Restarts.NextStart, o.Restarts.Wait = inAnHour, 10*time.Second
 	})
 	req := coretest.CreateRequest("pvc-1")
 	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "shop", "csi.storage.k8s.io/pvc/name": "data"}

@@ -582,7 +582,8 @@ func TestPlannedDrain(t *testing.T) {
 	t.Parallel()
 	d := &drainer{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Drain, d, 300*time.Millisecond
+		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.Drainer = restart.Drain, d, d
+		o.Restarts.HaltTimeout = 300 * time.Millisecond
 	})
 	d.guests.r = r
 	node := r.Node(t, "node-a")
@@ -617,7 +618,8 @@ func TestPlannedDrainIsSwitchedOff(t *testing.T) {
 	t.Parallel()
 	d := &drainer{guests: newGuests(), left: []string{"default/web-0 (PodDisruptionBudget web)"}}
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.Lease = restart.Drain, d, time.Second
+		o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.Drainer = restart.Drain, d, d
+		o.Restarts.Lease = time.Second
 	})
 	d.guests.r = r
 	node := r.Node(t, "node-a")

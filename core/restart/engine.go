@@ -77,9 +77,9 @@ type Options struct {
 	MaxDisks int
 	Policy   Policy
 	Shutdown Shutdown
-	// Requester reaches the node plugins. It may be nil if Shutdown is Hard, and must be a [orchestrator.Drainer] if it is
-	// Drain.
+	// Requester reaches the node plugins. It may be nil if Shutdown is Hard. Drainer may be nil unless Shutdown is Drain.
 	Requester orchestrator.RestartRequester
+	Drainer   orchestrator.Drainer
 	// Self returns the instance that this process runs on, or "" if it runs on none. False means that the instance is
 	// not known yet. A nil Self means that the process runs on none.
 	Self func() (instanceID string, known bool)
@@ -233,7 +233,7 @@ func New(r Rack, opts Options) *Engine {
 	return &Engine{
 		rack:         r,
 		opts:         opts,
-		orchestrator: carrier{opts.Requester},
+		orchestrator: carrier{opts.Requester, opts.Drainer},
 		clock:        wallClock{},
 		holder:       newID(),
 		newID:        func() string { return orchestrator.NewRestartID(time.Now()) },

@@ -195,8 +195,9 @@ func (m *model) boot(p *modelProcess) {
 	view := &modelView{m: m}
 	opts := Options{
 		Cluster: modelCluster, MaxDisks: m.scenario.room(), Policy: Allow, Shutdown: m.scenario.shutdown, Requester: view,
-		Self:   func() (string, bool) { return p.self, true },
-		Window: time.Second, MaxDown: m.scenario.maxDown, CoolDown: time.Second, HaltTimeout: time.Second,
+		Drainer: view,
+		Self:    func() (string, bool) { return p.self, true },
+		Window:  time.Second, MaxDown: m.scenario.maxDown, CoolDown: time.Second, HaltTimeout: time.Second,
 		Log: slog.New(slog.DiscardHandler),
 	}
 	switch m.mode {

@@ -13,7 +13,10 @@ import (
 
 // carrier calls the orchestrator, each time within half of the time that the caller has left. So a call that hangs
 // leaves time to record on the rack what follows from that. It is not for [Hard], which calls no orchestrator.
-type carrier struct{ requester orchestrator.RestartRequester }
+type carrier struct {
+	requester orchestrator.RestartRequester
+	drainer   orchestrator.Drainer
+}
 
 func (o carrier) request(ctx context.Context, h *heldRestart) error {
 	ctx, cancel := halfOf(ctx)
@@ -45,22 +48,21 @@ func (o carrier) report(ctx context.Context, h *heldRestart, report orchestrator
 	return o.requester.Report(ctx, h.record.Instance, report)
 }
 
-// drain is for [Drain], whose requester is a [orchestrator.Drainer].
+// drain is for [Drain], which has a drainer.
 func (o carrier) drain(ctx context.Context, h *heldRestart) (left []string, err error) {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
-	return o.requester.(orchestrator.Drainer).Drain(ctx, h.record.Instance, h.record.ID)
+	return o.drainer.Drain(ctx, h.record.Instance, h.record.ID)
 }
 
 // undrain does nothing if the orchestrator drains no nodes.
 func (o carrier) undrain(ctx context.Context, h *heldRestart) error {
-	drainer, ok := o.requester.(orchestrator.Drainer)
-	if !ok {
+	if o.drainer == nil {
 		return nil
 	}
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
-	return drainer.Undrain(ctx, h.record.Instance, h.record.ID)
+	return o.drainer.Undrain(ctx, h.record.Instance, h.record.ID)
 }
 
 // halfOf limits a context to half of the time that it has left.

@@ -112,7 +112,7 @@ func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
 		over int
 	}{{requestOutdated / 2, 0}, {requestOutdated + time.Minute, 1}} {
 		r, d := &erasing{}, &drained{}
-		e := New(r, Options{Shutdown: Drain, Requester: d, Log: slog.New(slog.DiscardHandler)})
+		e := New(r, Options{Shutdown: Drain, Requester: d, Drainer: d, Log: slog.New(slog.DiscardHandler)})
 		planned := time.Now().Add(-test.age)
 		h := &heldRestart{
 			record: restartRecord{ID: orchestrator.NewRestartID(planned), Instance: "i", recordID: "r", Stuck: true},
@@ -146,7 +146,7 @@ func TestOwnersStopDuringAGivenUpRestart(t *testing.T) {
 		record := restartRecord{ID: "1", Instance: "i", recordID: "r", MayStop: true}
 		r, d := &takenOver{}, &drained{}
 		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
-		e := New(r, Options{Cluster: "prod", Shutdown: Drain, Requester: d, Log: slog.New(slog.DiscardHandler)})
+		e := New(r, Options{Cluster: "prod", Shutdown: Drain, Requester: d, Drainer: d, Log: slog.New(slog.DiscardHandler)})
 		h := &heldRestart{record: record, stage: stageCancelling, recovering: test.recovering}
 		h.since = time.Now().Add(-2 * backTimeout) // this orchestrator has no node whose request could be cleared
 		e.held["1"] = h

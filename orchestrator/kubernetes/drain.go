@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Drain implements [orchestrator.Drainer]. It cordons the Node and requests the eviction of its pods. A
@@ -165,10 +164,3 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 	}
 	return "is ending", nil
 }
-
-var _ interface {
-	orchestrator.RestartRequester
-	orchestrator.Drainer
-} = (*Restarts)(nil)
-
-var _ orchestrator.RestartListener = (*Listener)(nil)

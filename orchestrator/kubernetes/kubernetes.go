@@ -17,16 +17,18 @@ import (
 
 // New makes the adapter. It does no I/O. Kubernetes never leaves an unpublish out.
 func New(options kubernetes.Options) orchestrator.Adapter {
-	node, operator := NewNode(options), NewOperator(options)
+	node, operator, restarts := NewNode(options), NewOperator(options), NewRestarts(options)
 	adapter := orchestrator.Adapter{
-		Name:         orchestrator.Kubernetes,
-		Restarts:     NewRestarts(options),
-		Self:         NewSelf(options),
-		Listener:     func(string) orchestrator.RestartListener { return NewListener(options) },
-		StartupTaint: node,
-		Departure:    node,
-		Tracer:       operator,
-		Inventory:    operator,
+		Name:          orchestrator.Kubernetes,
+		Restarts:      restarts,
+		Drainer:       restarts,
+		ClaimReporter: restarts,
+		Self:          NewSelf(options),
+		Listener:      func(string) orchestrator.RestartListener { return NewListener(options) },
+		StartupTaint:  node,
+		Departure:     node,
+		Tracer:        operator,
+		Inventory:     operator,
 	}
 	if options.HasCredentials() {
 		adapter.Examiner, adapter.Classes, adapter.Logs = operator, operator, operator

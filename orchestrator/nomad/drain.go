@@ -15,7 +15,6 @@ import (
 	"github.com/hashicorp/nomad/api"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
-	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // Drain implements [orchestrator.Drainer]. It makes the node ineligible and stops its allocations, which Nomad then
@@ -212,10 +211,3 @@ func (a allocation) hasVolume() bool {
 	}
 	return false
 }
-
-var _ interface {
-	orchestrator.RestartRequester
-	orchestrator.Drainer
-} = (*Restarts)(nil)
-
-var _ orchestrator.RestartListener = (*Listener)(nil)

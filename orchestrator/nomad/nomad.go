@@ -16,11 +16,12 @@ import (
 // New makes the adapter. It does no I/O. needs are the policies whose rules [Operator.Examine] looks for. A plugin
 // cannot write events of its own allocation in Nomad, and Nomad has no startup taints.
 func New(o nomad.Options, needs []string) orchestrator.Adapter {
-	operator := NewOperator(o)
+	operator, restarts := NewOperator(o), NewRestarts(o)
 	operator.Needs = needs
 	return orchestrator.Adapter{
 		Name:      orchestrator.Nomad,
-		Restarts:  NewRestarts(o),
+		Restarts:  restarts,
+		Drainer:   restarts,
 		Claims:    operator,
 		Listener:  func(instanceID string) orchestrator.RestartListener { return NewListener(o, instanceID) },
 		Tracer:    operator,
