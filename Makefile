@@ -285,6 +285,10 @@ prose: ## check the sentences and words of the pages with vale, built once into 
 	test/programs/build.sh prose
 	test/prose/check.sh $(PROGRAMS)/vale
 
+.PHONY: size
+size: ## print how much there is to read: linked lines, long functions and files, words by page
+	go run ./test/size
+
 .PHONY: findings
 findings: ## show again what surprised us about public tools and libraries: all scripts of findings/; as root
 	@for script in findings/*.sh; do echo "== $$script"; $$script || failed="$$failed $$script"; done; \

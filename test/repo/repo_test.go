@@ -61,7 +61,7 @@ func TestStepsOfCI(t *testing.T) {
 	}
 }
 
-// TestCommands compares the table in CONTRIBUTING.md with the targets that the Makefile describes.
+// TestCommands checks that the Makefile describes the commands in CONTRIBUTING.md.
 func TestCommands(t *testing.T) {
 	var commands []string
 	for line := range strings.Lines(read(t, "CONTRIBUTING.md")) {
@@ -73,11 +73,13 @@ func TestCommands(t *testing.T) {
 			commands = append(commands, strings.TrimPrefix(command, "make "))
 		}
 	}
-	want := targets(t)
-	slices.Sort(want)
-	slices.Sort(commands)
-	if diff := cmp.Diff(want, commands); diff != "" {
-		t.Errorf("targets of the Makefile (-) and CONTRIBUTING.md (+):\n%s", diff)
+	if len(commands) == 0 {
+		t.Error("CONTRIBUTING.md has no table of commands")
+	}
+	for _, command := range commands {
+		if !slices.Contains(targets(t), command) {
+			t.Errorf("CONTRIBUTING.md has make %s, which the Makefile does not describe", command)
+		}
 	}
 }
 
