@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -143,7 +144,7 @@ func TestSecondCallWaits(t *testing.T) {
 	go create()
 	hold.Entered(t)
 	go create()
-	coretest.Eventually(t, "the second call is logged", func() bool { return len(records(t, log, "request")) == 2 })
+	await.Eventually(t, "the second call is logged", func() bool { return len(records(t, log, "request")) == 2 })
 
 	if _, err := client.CreateVolume(coretest.WithTimeout(t, time.Minute), coretest.CreateRequest("w")); err != nil {
 		t.Errorf("another volume: %v", err)

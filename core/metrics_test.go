@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -99,7 +100,7 @@ func TestRPCsAreCounted(t *testing.T) {
 	cancel()
 	coretest.WantCode(t, <-answered, codes.Canceled)
 	hold.Release()
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the cancelled call has ended",
 		func() bool { return metricstest.Read(t, metricstest.Page(m))[inFlight] == 0 },

@@ -31,6 +31,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/socket"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
@@ -308,7 +309,7 @@ func TestStopFinishesCallsInFlight(t *testing.T) {
 		defer close(stopped)
 		server.Stop()
 	}()
-	coretest.Eventually(t, "a new call is rejected", func() bool {
+	await.Eventually(t, "a new call is rejected", func() bool {
 		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
 		return err != nil
 	})

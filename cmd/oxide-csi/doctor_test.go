@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -76,7 +77,7 @@ func TestDoctorOfPlannedRestarts(t *testing.T) {
 	}
 	h.ok(t, "volume", "create", "x", "--size=1GiB")
 	h.fails(t, 5, "volume", "attach", "x", "--node="+h.sim.Instances[0].ID)
-	eventually(t, "doctor says why the restart has not begun", func() bool {
+	await.Eventually(t, "doctor says why the restart has not begun", func() bool {
 		got := runPlugin(t, environ, "doctor")
 		return got.code == 1 && strings.Contains(got.stdout, "its restart has not begun") &&
 			strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) && strings.Contains(got.stdout, "(policy)")

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -58,7 +59,7 @@ func TestProbeAnswersInAFlood(t *testing.T) {
 					Args: []string{"--http-endpoint=" + addr, "--sys-root=" + dir},
 				})
 				stop := flood(t, from, addr)
-				eventually(t, "the plugin accepts every connection", func() bool { return waiting(t, addr) == 0 })
+				await.Eventually(t, "the plugin accepts every connection", func() bool { return waiting(t, addr) == 0 })
 				probe := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 				var longest time.Duration
 				for range 20 {

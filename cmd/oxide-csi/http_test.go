@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -88,7 +89,7 @@ func TestNodeWaitsForItsIdentity(t *testing.T) {
 	if code, body := get(t, "http://"+addr+"/livez"); code != 200 || body != "ok\n" {
 		t.Errorf("/livez: %d %q", code, body)
 	}
-	eventually(t, "/readyz says what the plugin waits for", func() bool {
+	await.Eventually(t, "/readyz says what the plugin waits for", func() bool {
 		code, body := get(t, "http://"+addr+"/readyz")
 		return code == 503 && strings.HasPrefix(body, "not ready: identity of this node: wait for "+file)
 	})
@@ -135,7 +136,7 @@ func TestSignalStopsANodeThatWaits(t *testing.T) {
 	flags, err := opts.Flags()
 	must(t, err)
 	p := startProcess(t, flags...)
-	eventually(t, "the plugin serves", func() bool { return strings.Contains(p.stderr.String(), "msg=serving") })
+	await.Eventually(t, "the plugin serves", func() bool { return strings.Contains(p.stderr.String(), "msg=serving") })
 	must(t, p.cmd.Process.Signal(os.Interrupt))
 	if err := p.wait(t); err != nil {
 		t.Errorf("%v: %s", err, p.stderr)
@@ -169,7 +170,11 @@ func TestHTTPEndpoint(t *testing.T) {
 			)
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
-			eventually(t, "the rack answers", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
+			await.Eventually(
+				t,
+				"the rack answers",
+				func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 },
+			)
 			for page, want := range test.pages {
 				code, body := get(t, "http://"+addr+page)
 				if code != want {
@@ -196,7 +201,7 @@ func TestHTTPEndpoint(t *testing.T) {
 			t.Errorf("the plugin does not serve CSI: %v", err)
 		}
 		must(t, listener.Close())
-		eventually(t, "the address is served when it is free", func() bool {
+		await.Eventually(t, "the address is served when it is free", func() bool {
 			code, _ := get(t, "http://"+addr+"/livez")
 			return code == 200
 		})

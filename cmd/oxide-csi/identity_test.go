@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -135,7 +136,7 @@ func TestNodeWaitsForItsRack(t *testing.T) {
 		plugin, err := simtest.StartPlugin(programs.Plugin, opts)
 		ready <- started{plugin, err}
 	}()
-	eventually(t, "/readyz says what the plugin waits for", func() bool {
+	await.Eventually(t, "/readyz says what the plugin waits for", func() bool {
 		code, body := get(t, "http://"+addr+"/readyz")
 		return code == 503 &&
 			strings.Contains(

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -81,10 +82,10 @@ func TestWatchedList(t *testing.T) {
 	)
 	cmd.Env, cmd.Stdout = append(baseEnv(), h.environ...), out
 	must(t, cmd.Start())
-	eventually(t, "the first list", func() bool { return out.String() == "one\n" })
+	await.Eventually(t, "the first list", func() bool { return out.String() == "one\n" })
 	time.Sleep(5 * time.Second)
 	h.ok(t, "volume", "create", "two", "--size=1GiB")
-	eventually(t, "the second list", func() bool { return strings.Contains(out.String(), "two") })
+	await.Eventually(t, "the second list", func() bool { return strings.Contains(out.String(), "two") })
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	if out.String() != "one\n\none\ntwo\n" {

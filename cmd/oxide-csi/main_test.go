@@ -352,16 +352,6 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// eventually waits until a condition holds. It fails the test after 2 minutes, which is long enough for a slow machine.
-func eventually(t *testing.T, condition string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout: waited until %s", condition)
-		}
-	}
-}
-
 // process is a plugin that the test does not expect to become ready.
 type process struct {
 	cmd    *exec.Cmd

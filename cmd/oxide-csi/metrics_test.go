@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics/metricstest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -60,7 +61,7 @@ func TestMetricsCountEveryCall(t *testing.T) {
 		}
 		return body
 	}
-	eventually(
+	await.Eventually(
 		t,
 		"the rack was checked",
 		func() bool { return countsOf(t, metricstest.Read(t, page()))["project_view 200"] == 1 },

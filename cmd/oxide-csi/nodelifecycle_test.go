@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -92,7 +93,7 @@ func TestNodeRemovesTheStartupTaint(t *testing.T) {
 			"--startup-taint=csi.oxide.computer/agent-not-ready",
 		}},
 	)
-	eventually(t, "the taint is removed", func() bool {
+	await.Eventually(t, "the taint is removed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return len(c.patches) == 1

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -32,7 +33,7 @@ func TestReadyCommand(t *testing.T) {
 	startPlugin(t, simtest.PluginOptions{
 		Mode: "controller", Dir: dir, Sim: &wrong, Args: []string{"--http-endpoint=" + addr},
 	})
-	eventually(t, "the command says that the token is wrong", func() bool {
+	await.Eventually(t, "the command says that the token is wrong", func() bool {
 		got := ready()
 		return got.code == 1 && strings.Contains(got.stderr, "not ready: cannot be used as configured: ") &&
 			strings.Contains(got.stderr, "give a token of this silo")
@@ -41,5 +42,5 @@ func TestReadyCommand(t *testing.T) {
 		t.Errorf("the command prints %q, and /readyz %q", ready().stderr, page)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "token"), []byte(sim.Token), 0o600))
-	eventually(t, "the command succeeds", func() bool { return ready() == result{stdout: "ok\n"} })
+	await.Eventually(t, "the command succeeds", func() bool { return ready() == result{stdout: "ok\n"} })
 }

@@ -21,6 +21,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet/kubelettest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -85,8 +86,8 @@ func startKubelet(t *testing.T, dir string, options kubelettest.Options) *kubele
 // awaitRegistered waits until the kubelet has registered the plugin and the plugin is ready.
 func (n kubeletNode) awaitRegistered(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
-	eventually(t, "the kubelet registers the plugin", func() bool { return k.Plugin(registrationSocket) != nil })
-	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, n.http+"/readyz"); return code == 200 })
+	await.Eventually(t, "the kubelet registers the plugin", func() bool { return k.Plugin(registrationSocket) != nil })
+	await.Eventually(t, "the plugin is ready", func() bool { code, _ := get(t, n.http+"/readyz"); return code == 200 })
 }
 
 // The plugin registers when it knows its identity. It registers again with a restarted kubelet, and after it was killed
@@ -100,7 +101,7 @@ func TestKubeletRegistration(t *testing.T) {
 	must(t, err)
 	plugin := startProcess(t, flags...)
 	defer func() { _ = plugin.cmd.Process.Kill() }() // fails if the test has already killed it
-	eventually(t, "/readyz says that the plugin waits for its identity", func() bool {
+	await.Eventually(t, "/readyz says that the plugin waits for its identity", func() bool {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, n.identity)
 	})
@@ -125,14 +126,18 @@ func TestKubeletRegistration(t *testing.T) {
 		t.Fatal("the killed plugin left no socket, which this test needs")
 	}
 	again := startPlugin(t, n.opts)
-	eventually(t, "the kubelet sees a new socket", func() bool { return second.SocketEvents() == 2 })
+	await.Eventually(t, "the kubelet sees a new socket", func() bool { return second.SocketEvents() == 2 })
 	n.awaitRegistered(t, second)
 
 	must(t, again.Signal(syscall.SIGTERM))
 	if code, err := again.ExitCode(within(t, 2*time.Minute)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v: %s", code, err, again.Stderr())
 	}
-	eventually(t, "the kubelet removes the registration", func() bool { return second.Plugin(registrationSocket) == nil })
+	await.Eventually(
+		t,
+		"the kubelet removes the registration",
+		func() bool { return second.Plugin(registrationSocket) == nil },
+	)
 	if exists(t, filepath.Join(n.registry, registrationSocket)) {
 		t.Error("the socket was not removed")
 	}
@@ -151,7 +156,7 @@ func TestKubeletRejectsThePlugin(t *testing.T) {
 		return accept(ctx, info)
 	}})
 	plugin := startPlugin(t, n.opts)
-	eventually(t, "/readyz gives the reason", func() bool {
+	await.Eventually(t, "/readyz gives the reason", func() bool {
 		code, body := get(t, n.http+"/readyz")
 		return code == 503 && strings.Contains(body, "the kubelet rejects this plugin") &&
 			strings.Contains(body, "the server is down")
@@ -182,7 +187,11 @@ func TestControllerDoesNotRegister(t *testing.T) {
 	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: dir, Sim: sim, Args: []string{
 		"--kubelet-registration-dir=" + filepath.Join(dir, "registry"), "--http-endpoint=" + addr,
 	}})
-	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
+	await.Eventually(
+		t,
+		"the plugin is ready",
+		func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 },
+	)
 	must(t, plugin.Stop())
 	if k.SocketEvents() > 0 || strings.Contains(plugin.Stderr().String(), "to the kubelet") {
 		t.Errorf("the controller registers with the kubelet: %s", plugin.Stderr())

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -98,7 +99,11 @@ func TestPlannedRestart(t *testing.T) {
 	}
 	g.boot("second")
 	want := orchestrator.RestartReply{State: orchestrator.RestartBack, Boot: "second"}
-	eventually(t, "the plugin replies that the node is back", func() bool { return g.api.RestartReply(restart) == want })
+	await.Eventually(
+		t,
+		"the plugin replies that the node is back",
+		func() bool { return g.api.RestartReply(restart) == want },
+	)
 }
 
 // A node whose configured instance ID is another instance's refuses a restart. Its guest would go down instead of the
@@ -115,7 +120,7 @@ func TestPlannedRestartOfAnotherInstance(t *testing.T) {
 	g.api.RequestRestart(restart)
 	g.boot("only")
 	var reply orchestrator.RestartReply
-	eventually(t, "the plugin replies", func() bool {
+	await.Eventually(t, "the plugin replies", func() bool {
 		reply = g.api.RestartReply(restart)
 		return reply.State != orchestrator.RestartUnanswered
 	})

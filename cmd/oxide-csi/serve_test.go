@@ -37,6 +37,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -177,7 +178,7 @@ func TestSignalWaitsForCallsInFlight(t *testing.T) {
 	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: proxied})
 	answered := startCreate(t, plugin, held)
 	must(t, plugin.Signal(syscall.SIGTERM))
-	eventually(t, "the plugin accepts no new calls", func() bool { return !exists(t, plugin.Socket) })
+	await.Eventually(t, "the plugin accepts no new calls", func() bool { return !exists(t, plugin.Socket) })
 	select {
 	case err := <-answered:
 		t.Fatalf("the call ended with the signal: %v", err)
@@ -272,7 +273,7 @@ func TestSignalHandsRestartsOver(t *testing.T) {
 		_, err := first.ControllerPublishVolume(t.Context(), request)
 		answered <- err
 	}()
-	eventually(t, "the instance is stopped", func() bool { return count("instance_stop") > 0 })
+	await.Eventually(t, "the instance is stopped", func() bool { return count("instance_stop") > 0 })
 	must(t, first.Signal(syscall.SIGTERM))
 	if code, err := first.ExitCode(within(t, 2*time.Minute)); err != nil || code != 0 {
 		t.Errorf("exit code %d, %v: %s", code, err, first.Stderr())
@@ -281,8 +282,8 @@ func TestSignalHandsRestartsOver(t *testing.T) {
 		t.Errorf("the call that waited: %v", err)
 	}
 	second := start("0s")
-	eventually(t, "the instance is started", func() bool { return count("instance_start") > 0 })
-	eventually(t, "the volume is published", func() bool {
+	await.Eventually(t, "the instance is started", func() bool { return count("instance_start") > 0 })
+	await.Eventually(t, "the volume is published", func() bool {
 		_, err := second.ControllerPublishVolume(t.Context(), request)
 		return err == nil
 	})
@@ -322,7 +323,7 @@ func TestSecondSignalEndsCallsInFlight(t *testing.T) {
 	defer func() { must(t, silent.Close()) }()
 	answered := startCreate(t, plugin, held)
 	must(t, plugin.Signal(syscall.SIGTERM))
-	eventually(t, "the plugin accepts no new calls", func() bool { return !exists(t, plugin.Socket) })
+	await.Eventually(t, "the plugin accepts no new calls", func() bool { return !exists(t, plugin.Socket) })
 	must(t, plugin.Signal(syscall.SIGTERM))
 	code, err := plugin.ExitCode(within(t, 2*time.Minute))
 	if err != nil || code != 1 {
@@ -499,7 +500,7 @@ func TestTokenRotation(t *testing.T) {
 	}
 	awaitCalls := func(n int64) {
 		want := calls.Load() + n
-		eventually(t, "more calls have succeeded", func() bool { return calls.Load() >= want || t.Failed() })
+		await.Eventually(t, "more calls have succeeded", func() bool { return calls.Load() >= want || t.Failed() })
 	}
 	old := sim.Token
 	for range 3 {
@@ -569,7 +570,7 @@ func TestUnusableRackIsLoggedAtStart(t *testing.T) {
 			}
 			plugin := startPlugin(t, opts)
 			const line = "the rack cannot be used as configured"
-			eventually(t, "the error is logged", func() bool { return strings.Contains(plugin.Stderr().String(), line) })
+			await.Eventually(t, "the error is logged", func() bool { return strings.Contains(plugin.Stderr().String(), line) })
 			count := 0
 			for text := range strings.Lines(plugin.Stderr().String()) {
 				if strings.Contains(text, "level=ERROR") {
@@ -616,12 +617,16 @@ func TestReadyOnceTheTokenIsCorrected(t *testing.T) {
 	startPlugin(t, simtest.PluginOptions{
 		Mode: "controller", Dir: dir, Sim: &wrong, Args: []string{"--http-endpoint=" + addr},
 	})
-	eventually(t, "/readyz says that the token is wrong", func() bool {
+	await.Eventually(t, "/readyz says that the token is wrong", func() bool {
 		code, page := get(t, "http://"+addr+"/readyz")
 		return code == http.StatusServiceUnavailable && strings.Contains(page, "give a token of this silo")
 	})
 	must(t, os.WriteFile(filepath.Join(dir, "token"), []byte(sim.Token), 0o600))
-	eventually(t, "the plugin is ready", func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 })
+	await.Eventually(
+		t,
+		"the plugin is ready",
+		func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == 200 },
+	)
 }
 
 // A controller that was ready says on /readyz when the rack no longer accepts its token, or when its role is gone. The
@@ -647,16 +652,16 @@ func TestReadyFollowsTheToken(t *testing.T) {
 				Mode: "controller", Dir: dir, Sim: sim, Args: []string{"--http-endpoint=" + addr},
 			})
 			ready := func() bool { code, _ := get(t, "http://"+addr+"/readyz"); return code == http.StatusOK }
-			eventually(t, "the plugin is ready", ready)
+			await.Eventually(t, "the plugin is ready", ready)
 			must(t, deny(sim, dir))
-			eventually(t, "/readyz says what the rack denies", func() bool {
+			await.Eventually(t, "/readyz says what the rack denies", func() bool {
 				_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 				code, page := get(t, "http://"+addr+"/readyz")
 				return err != nil && code == http.StatusServiceUnavailable && strings.Contains(page, name)
 			})
 			must(t, os.WriteFile(filepath.Join(dir, "token"), []byte(sim.Token), 0o600))
 			must(t, sim.ClearFaults(t.Context()))
-			eventually(t, "the plugin is ready again", ready)
+			await.Eventually(t, "the plugin is ready again", ready)
 		})
 	}
 }
@@ -688,7 +693,7 @@ func TestPrivateCA(t *testing.T) {
 	)
 	_, err = plugin.CreateVolume(t.Context(), createRequest("v"))
 	must(t, err)
-	eventually(
+	await.Eventually(
 		t,
 		"the rack was checked",
 		func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },
@@ -712,7 +717,7 @@ func TestOlderRacks(t *testing.T) {
 			plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
 			_, err := plugin.CreateVolume(t.Context(), createRequest("v"))
 			must(t, err)
-			eventually(
+			await.Eventually(
 				t,
 				"the rack was checked",
 				func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },
@@ -730,7 +735,7 @@ func TestCreateVolumeMakesOneRequest(t *testing.T) {
 	t.Parallel()
 	sim := startSim(t)
 	plugin := startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: shortDir(t), Sim: sim})
-	eventually(
+	await.Eventually(
 		t,
 		"the rack was checked",
 		func() bool { return strings.Contains(plugin.Stderr().String(), "the rack answers") },

@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -183,7 +184,7 @@ func TestMountDuringADetach(t *testing.T) {
 			VolumeId: id, NodeId: h.sim.Instances[0].ID,
 		})
 	}()
-	eventually(t, "the rack is asked to detach the disk", func() bool {
+	await.Eventually(t, "the rack is asked to detach the disk", func() bool {
 		faults, err := h.sim.Faults(t.Context())
 		return err == nil && len(faults) == 1 && faults[0].Hits > 0
 	})

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // The commands show planned restarts on a rack without hot-plug: of a volume that waits to be attached, of an
@@ -33,7 +35,7 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	// shows waits until volume show prints the text.
 	shows := func(volume, text string) {
 		t.Helper()
-		eventually(
+		await.Eventually(
 			t,
 			"volume show prints "+text,
 			func() bool { return strings.Contains(h.run(t, "volume", "show", volume).stdout, text) },
@@ -114,7 +116,7 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 	inProgress := regexp.MustCompile(
 		`(?m)^node ` + h.sim.Instances[0].Name + ` is being restarted \(stopping\):\n  attach v, requested since `,
 	)
-	eventually(
+	await.Eventually(
 		t,
 		"volume list shows that the node is being restarted",
 		func() bool { return inProgress.MatchString(h.run(t, "volume", "list").stdout) },
@@ -126,7 +128,7 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 	if shown.WaitsFor.Reason != "under-way" || shown.WaitsFor.RestartID == "" {
 		t.Errorf("volume show --json prints %+v", shown)
 	}
-	eventually(
+	await.Eventually(
 		t,
 		"the volume is attached",
 		func() bool { return h.run(t, "volume", "attach", id, "--node="+node).code == 0 },

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -577,7 +578,7 @@ func TestUnreachablePlugin(t *testing.T) {
 	stderr := &simtest.Output{}
 	waiting.Stderr = stderr
 	must(t, waiting.Start())
-	eventually(
+	await.Eventually(
 		t,
 		"the command waits",
 		func() bool { return strings.Contains(stderr.String(), "waiting: no plugin answers at "+late) },

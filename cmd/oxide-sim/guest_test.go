@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -51,27 +52,17 @@ func startMachines(t *testing.T, service string) machines {
 	return m
 }
 
-// eventually waits for a state of a guest.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
-}
-
 // awaitMessage waits for a message of the service, and removes it.
 func (m machines) awaitMessage(what string) {
 	m.t.Helper()
 	path := filepath.Join(m.notes, "node-a", what)
-	eventually(m.t, "the guest says "+what, func() bool { return os.Remove(path) == nil })
+	await.Eventually(m.t, "the guest says "+what, func() bool { return os.Remove(path) == nil })
 }
 
 func (m machines) waitFor(state string) {
 	m.t.Helper()
 	id, _ := m.instance("node-a")
-	eventually(m.t, "node-a is "+state, func() bool {
+	await.Eventually(m.t, "node-a is "+state, func() bool {
 		var view struct {
 			RunState string `json:"run_state"`
 		}
@@ -138,7 +129,7 @@ func haltsInOrder(t *testing.T, program string, hold func(pid int) (release func
 	m.awaitMessage("up")
 	halt := func() {
 		t.Helper()
-		eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
+		await.Eventually(t, "the program runs", func() bool { return len(alive(t, "sleep\x00"+mark)) == 1 })
 		defer hold(alive(t, "sleep\x00"+mark)[0])()
 		res, err := http.Post(
 			m.value("OXIDE_SIM_CONTROL")+"/v0/halt",
@@ -202,12 +193,12 @@ func TestGuestsDieWithTheirSimulator(t *testing.T) {
 			mark := fmt.Sprintf("300%d", os.Getpid())
 			m := startMachines(t, "trap '' TERM\n: >\"$notes/up\"\nsetsid sleep "+mark+"\nsleep "+mark)
 			m.awaitMessage("up")
-			eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
+			await.Eventually(t, "the service runs", func() bool { return len(alive(t, mark)) > 0 })
 			_, code := m.end(signal)
 			if signal == syscall.SIGTERM && code != 0 {
 				t.Errorf("exit code %d\n%s", code, m.stderr.String())
 			}
-			eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
+			await.Eventually(t, "its guests are dead", func() bool { return len(alive(t, mark)) == 0 })
 			if signal == syscall.SIGKILL { // the next simulator with the same state removes the loop devices
 				m.sim = start(t, m.args...)
 				m.awaitMessage("up")

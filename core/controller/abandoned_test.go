@@ -12,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -31,7 +32,7 @@ func (r *rig) abandon(t *testing.T, operation string, rpc func(context.Context) 
 	defer cancel()
 	answered := make(chan error, 1)
 	go func() { answered <- rpc(ctx) }()
-	coretest.Eventually(t, "the call reaches the rack", func() bool {
+	await.Eventually(t, "the call reaches the rack", func() bool {
 		faults, err := r.Sim.Faults(t.Context())
 		r.Must(t, err)
 		return slices.ContainsFunc(faults, func(f simtest.Fault) bool { return f.ID == fault.ID && f.Hits == 1 })
@@ -45,7 +46,7 @@ func (r *rig) abandon(t *testing.T, operation string, rpc func(context.Context) 
 // awaitCalls waits until the rack has answered this number of calls of an operation.
 func (r *rig) awaitCalls(t *testing.T, operation string, count int) {
 	t.Helper()
-	coretest.Eventually(t, operation+" is answered", func() bool { return r.Calls(t)[operation] >= count })
+	await.Eventually(t, operation+" is answered", func() bool { return r.Calls(t)[operation] >= count })
 }
 
 // TestNextRPCWaitsForAnAbandonedCall cancels RPCs whose call the rack then answers late. The next RPC for the volume

@@ -19,6 +19,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -395,13 +396,13 @@ func TestNoRestartInVain(t *testing.T) {
 			c.set(used, node)
 			r.unpublishedTimed(t, node, used)
 			stops, _ := r.restarts(t)
-			coretest.Eventually(t, "the publish says why", func() bool {
+			await.Eventually(t, "the publish says why", func() bool {
 				err := needs(r, used, other)
 				coretest.WantCode(t, err, codes.FailedPrecondition)
 				return strings.Contains(err.Error(), "a workload on it has claimed volume "+used)
 			})
 			c.set(used)
-			coretest.Eventually(t, "the publish succeeds", func() bool { return needs(r, used, other) == nil })
+			await.Eventually(t, "the publish succeeds", func() bool { return needs(r, used, other) == nil })
 			if now, _ := r.restarts(t); now-stops > 2 {
 				t.Errorf("%d restarts", now-stops)
 			}
@@ -420,7 +421,7 @@ func TestStoppedInstanceKeepsAClaimedDisk(t *testing.T) {
 	r.unpublishedTimed(t, node, used)
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 	publish := func() bool { return r.Publish(t, used, r.Node(t, "node-b")) == nil }
-	coretest.Eventually(t, "a planned restart has begun and ended", func() bool {
+	await.Eventually(t, "a planned restart has begun and ended", func() bool {
 		if publish() {
 			t.Fatalf("the disk was taken from node-a; the questions were %q", c.questions())
 		}
@@ -431,5 +432,5 @@ func TestStoppedInstanceKeepsAClaimedDisk(t *testing.T) {
 		t.Errorf("the disk is on %q", got)
 	}
 	c.set(used)
-	coretest.Eventually(t, "the volume is published on the other node", publish)
+	await.Eventually(t, "the volume is published on the other node", publish)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -489,7 +490,7 @@ func TestTwoClustersAdopt(t *testing.T) {
 	if (first == nil) == (second == nil) {
 		t.Fatalf("the adoptions ended with %v and %v", first, second)
 	}
-	coretest.Eventually(t, "one of the clusters can attach the volume", func() bool {
+	await.Eventually(t, "one of the clusters can attach the volume", func() bool {
 		node := r.Node(t, "node-a")
 		return (r.Publish(t, volume, node) == nil) != (third.Publish(t, volume, node) == nil)
 	})

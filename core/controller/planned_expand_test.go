@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -45,7 +46,7 @@ func TestPlannedRestartGivesWayToAnExpansion(t *testing.T) {
 	if slices.Contains(r.Volumes(t), volume) {
 		t.Fatal("the instance was started with the old disk")
 	}
-	coretest.Eventually(t, "the volume is published", func() bool { return r.Publish(t, volume, node) == nil })
+	await.Eventually(t, "the volume is published", func() bool { return r.Publish(t, volume, node) == nil })
 	r.restartsDone(t)
 	r.Must(t, r.Unpublish(t, volume, node))
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped")) // nothing else detaches the disk
@@ -102,7 +103,7 @@ func TestPlannedUnreadableDecisionIsReported(t *testing.T) {
 		},
 	})
 	r.Must(t, err)
-	coretest.Eventually(t, "the reason is told", func() bool {
+	await.Eventually(t, "the reason is told", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), name)

@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -52,7 +53,7 @@ func (r *rig) reported(t *testing.T, volumeID string) []restart.Restart {
 func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.Reason) restart.Restart {
 	t.Helper()
 	var found restart.Restart
-	coretest.Eventually(t, "the restart is reported as "+string(reason), func() bool {
+	await.Eventually(t, "the restart is reported as "+string(reason), func() bool {
 		for _, one := range r.reported(t, volumeID) {
 			if one.InstanceID == node && one.Reason == reason {
 				found = one
@@ -152,7 +153,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got restart.Restart
-			coretest.Eventually(t, "the report says what the volume waits for", func() bool {
+			await.Eventually(t, "the report says what the volume waits for", func() bool {
 				got = r.waitForReport(t, volume, node, test.reason)
 				return strings.Contains(got.Message, test.says)
 			})
@@ -174,7 +175,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 			if err := r.Publish(t, volume, node); !strings.Contains(status.Convert(err).Message(), node) {
 				t.Errorf("the RPC answers: %v", err)
 			}
-			coretest.Eventually(t, "the repetition is reported", func() bool {
+			await.Eventually(t, "the repetition is reported", func() bool {
 				for _, one := range r.reported(t, volume) {
 					return one.Attach[0].LastRequested.After(got.Attach[0].LastRequested) &&
 						one.Attach[0].Since.Equal(got.Attach[0].Since)
@@ -247,7 +248,7 @@ func TestPlannedReportOfMovingVolume(t *testing.T) {
 		len(first.Attach) > 0 {
 		t.Errorf("reported for the instance that has the disk: %+v", first)
 	}
-	coretest.Eventually(t, "the request is reported to wait for the other instance", func() bool {
+	await.Eventually(t, "the request is reported to wait for the other instance", func() bool {
 		for _, one := range r.reported(t, moving) {
 			if one.InstanceID == to {
 				return strings.Contains(one.Attach[0].Problem, from)
@@ -309,13 +310,13 @@ func TestPlannedReportOfAttachedVolume(t *testing.T) {
 	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(t, "the disk is attached", func() bool { return r.Holder(t, first) == a })
+	await.Eventually(t, "the disk is attached", func() bool { return r.Holder(t, first) == a })
 	r.restartsDone(t)
 	if err := r.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
 	r.waitForReport(t, second, b, restart.ReasonUnderWay)
-	coretest.Eventually(t, "the other restart is over", func() bool {
+	await.Eventually(t, "the other restart is over", func() bool {
 		for _, one := range r.reported(t, first) {
 			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "publish the volume again") {
 				t.Fatalf("reported %+v", one)
@@ -360,14 +361,14 @@ func TestPlannedMetricsAndLog(t *testing.T) {
 	waiting := func(reason string) float64 {
 		return metricstest.Read(t, metricstest.Page(m))[`oxide_csi_restart_instances_waiting{rack="default",reason="`+reason+`"}`]
 	}
-	coretest.Eventually(t, "the instance is counted", func() bool { return waiting("policy") == 1 })
+	await.Eventually(t, "the instance is counted", func() bool { return waiting("policy") == 1 })
 	samples := metricstest.Read(t, metricstest.Page(m))
 	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 ||
 		samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
 		t.Errorf("metrics: %v", samples.Matching("oxide_csi_restart"))
 	}
 	r.Must(t, r.Unpublish(t, volume, node))
-	coretest.Eventually(t, "the instance is no longer counted", func() bool { return waiting("policy") == 0 })
+	await.Eventually(t, "the instance is no longer counted", func() bool { return waiting("policy") == 0 })
 	var lines []string
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, "restart needed") && strings.Contains(line, "reason=policy") {

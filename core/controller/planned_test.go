@@ -29,6 +29,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -69,7 +70,7 @@ func (r *rig) gated(t *testing.T) (*rig, *coretest.Gate) {
 // published publishes a volume repeatedly, as an orchestrator does, until that succeeds.
 func (r *rig) published(t *testing.T, volumeID, nodeID string) {
 	t.Helper()
-	coretest.Eventually(t, "the volume is published", func() bool {
+	await.Eventually(t, "the volume is published", func() bool {
 		err := r.Publish(t, volumeID, nodeID)
 		if err != nil && status.Code(err) != codes.FailedPrecondition {
 			t.Fatal(err)
@@ -159,7 +160,7 @@ func (r *rig) records(t *testing.T, prefix string) []string {
 // restartsDone waits until no restart is under way.
 func (r *rig) restartsDone(t *testing.T) {
 	t.Helper()
-	coretest.Eventually(t, "no restart is under way", func() bool { return len(r.records(t, "csi-restart-")) == 0 })
+	await.Eventually(t, "no restart is under way", func() bool { return len(r.records(t, "csi-restart-")) == 0 })
 }
 
 // publishedNodes returns the published nodes of a volume, after ListVolumes and ControllerGetVolume.
@@ -602,7 +603,7 @@ func TestPlannedModePlanRestartsNothing(t *testing.T) {
 	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the error says why nothing is restarted", func() bool {
+	await.Eventually(t, "the error says why nothing is restarted", func() bool {
 		err := r.Publish(t, volume, node)
 		if status.Code(err) != codes.FailedPrecondition {
 			t.Fatal(err)
@@ -680,7 +681,7 @@ func TestPlannedRetireHandsOver(t *testing.T) {
 	volume := r.Create(t, "v")
 	answered := make(chan error)
 	go func() { answered <- r.Publish(t, volume, node) }()
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
@@ -693,7 +694,7 @@ func TestPlannedRetireHandsOver(t *testing.T) {
 		t.Errorf("a retired controller still reads the records: %d times, %d before", after, before)
 	}
 	other := r.again(t)
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance runs again",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
@@ -717,14 +718,14 @@ func TestPlannedCrashedRestartIsTakenOver(t *testing.T) {
 	if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) != oxide.InstanceStateRunning },
 	)
 	r.Crash()
 	other := r.again(t)
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the other controller starts the instance",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateRunning },
@@ -835,7 +836,7 @@ func TestPlannedRefusalByNode(t *testing.T) {
 	g.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the error contains the node's reason", func() bool {
+	await.Eventually(t, "the error contains the node's reason", func() bool {
 		err := r.Publish(t, volume, node)
 		return status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), g.refusal)
 	})
@@ -856,7 +857,7 @@ func TestPlannedOwnInstance(t *testing.T) {
 	})
 	node := first.Node(t, "node-a")
 	volume := first.Create(t, "v")
-	coretest.Eventually(t, "the error says that the own instance is unknown", func() bool {
+	await.Eventually(t, "the error says that the own instance is unknown", func() bool {
 		err := first.Publish(t, volume, node)
 		return err != nil && strings.Contains(err.Error(), "does not know yet")
 	})
@@ -872,7 +873,7 @@ func TestPlannedOwnInstance(t *testing.T) {
 	if err := here.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(t, "the restart is planned", func() bool { return len(here.records(t, "csi-restart-")) == 1 })
+	await.Eventually(t, "the restart is planned", func() bool { return len(here.records(t, "csi-restart-")) == 1 })
 	here.wantRestarts(t, 0)
 	there := on(here.Node(t, "node-b"))
 	here.published(t, volume, node)
@@ -895,7 +896,7 @@ func TestPlannedUnpublishDuringRestart(t *testing.T) {
 	if err := r.Publish(t, second, node); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopped",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopped },
@@ -927,7 +928,7 @@ func TestPlannedSweepOfDeletedDisks(t *testing.T) {
 	r.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(volume)}))
 	r.Crash()
 	other := r.again(t)
-	coretest.Eventually(t, "the record of the deleted disk is deleted", func() bool {
+	await.Eventually(t, "the record of the deleted disk is deleted", func() bool {
 		return cmp.Equal(other.records(t, "csi-"), []string{"csi-detach-" + kept})
 	})
 }
@@ -1117,7 +1118,7 @@ func TestPlannedRequestDuringRestart(t *testing.T) {
 	if err := r.Publish(t, other, to); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the new node is stopping",
 		func() bool { return r.runState(t, to) == oxide.InstanceStateStopping },

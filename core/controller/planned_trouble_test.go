@@ -25,6 +25,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -91,7 +92,7 @@ func TestPlannedHotAttachKeepsItsDisk(t *testing.T) {
 	}
 	_, err := r.SDK.InstanceStart(t.Context(), oxide.InstanceStartParams{Instance: oxide.NameOrId(node)})
 	r.Must(t, err)
-	coretest.Eventually(t, "the instance runs", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
+	await.Eventually(t, "the instance runs", func() bool { return r.runState(t, node) == oxide.InstanceStateRunning })
 	// A restart of the instance detaches what was unpublished.
 	r.published(t, r.Create(t, "w"), node)
 	r.restartsDone(t)
@@ -126,7 +127,7 @@ func TestPlannedMoveOnStopped(t *testing.T) {
 			r.stop(t, to)
 			r.published(t, volume, to)
 			// The engine may just be planning a restart for the fulfilled request. It then drops the plan.
-			coretest.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
+			await.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
 			r.wantRestarts(t, 0)
 		})
 	}
@@ -158,7 +159,7 @@ func TestPlannedHandoverRespectsTheReceiver(t *testing.T) {
 			if err := here.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 				t.Fatal(err)
 			}
-			coretest.Eventually(
+			await.Eventually(
 				t,
 				"the restart is planned and handed over",
 				func() bool { return len(here.records(t, "csi-restart-")) == 1 },
@@ -185,7 +186,7 @@ func beforeAttach(t *testing.T) (r *rig, volume, node string) {
 	r = newRestartRig(t, func(o *coretest.Options) { o.Rack.StateTime = 500 * time.Millisecond })
 	node, volume = r.Node(t, "node-a"), r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
@@ -199,7 +200,7 @@ func TestPlannedSnapshotDuringRestart(t *testing.T) {
 	r, volume, node := beforeAttach(t)
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "maintenance"))
 	r.ClearCalls(t)
-	coretest.Eventually(t, "the engine changes the disks", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
+	await.Eventually(t, "the engine changes the disks", func() bool { return r.Calls(t)["instance_disk_list"] > 1 })
 	r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "detached"))
 	r.published(t, volume, node)
 	if stops, starts := r.restarts(t); stops != 0 || starts != 1 {
@@ -218,7 +219,7 @@ func TestPlannedSnapshotDuringAttach(t *testing.T) {
 	})
 	r.Must(t, err)
 	r.ClearCalls(t)
-	coretest.Eventually(t, "the instance runs again", func() bool {
+	await.Eventually(t, "the instance runs again", func() bool {
 		_, starts := r.restarts(t)
 		return starts > 0
 	})
@@ -259,7 +260,7 @@ func TestPlannedRackAllowsFewerDisks(t *testing.T) {
 	r.published(t, r.Create(t, "first"), node)
 	second := r.Create(t, "second")
 	var answer error
-	coretest.Eventually(t, "the answer names --max-disks", func() bool {
+	await.Eventually(t, "the answer names --max-disks", func() bool {
 		if stops, _ := r.restarts(t); stops > 2 {
 			t.Fatal("the instance was restarted again for the same disk")
 		}
@@ -289,11 +290,11 @@ func TestPlannedErrorIsCurrent(t *testing.T) {
 	})
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the error says what the volume waits for", func() bool {
+	await.Eventually(t, "the error says what the volume waits for", func() bool {
 		return strings.Contains(fmt.Sprint(r.Publish(t, volume, node)), "--restart-hours")
 	})
 	open.Store(true)
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
@@ -332,7 +333,7 @@ func TestPlannedMigrating(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	r.Must(t, r.Sim.SetRunState(t.Context(), node, "migrating"))
-	coretest.Eventually(t, "the error says what the volume waits for", func() bool {
+	await.Eventually(t, "the error says what the volume waits for", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), "it is migrating")
@@ -352,7 +353,7 @@ func TestPlannedFaulted(t *testing.T) {
 	for _, volume := range []string{bad, good} {
 		coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
 	}
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
@@ -375,7 +376,7 @@ func TestPlannedInstanceDeleted(t *testing.T) {
 	})
 	r.Must(t, err)
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(t, "the instance can be deleted", func() bool {
+	await.Eventually(t, "the instance can be deleted", func() bool {
 		return r.SDK.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: oxide.NameOrId(node)}) == nil
 	})
 	r.Must(t, r.Sim.ClearFaults(t.Context()))
@@ -403,7 +404,7 @@ func TestPlannedFailingRack(t *testing.T) {
 				}
 				_, err := r.Sim.Inject(t.Context(), fault)
 				r.Must(t, err)
-				coretest.Eventually(t, "the volume is published", func() bool { return r.Publish(t, volume, node) == nil })
+				await.Eventually(t, "the volume is published", func() bool { return r.Publish(t, volume, node) == nil })
 				r.restartsDone(t)
 				if got := r.Holder(t, leaving); got != "" {
 					t.Errorf("the unpublished disk is still on %s", got)
@@ -477,7 +478,7 @@ func TestPlannedThenHot(t *testing.T) {
 	node, other := r.Node(t, "node-a"), r.Node(t, "node-b")
 	unused, volume := r.unpublishedOn(t, "unused", other), r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the instance is stopping",
 		func() bool { return r.runState(t, node) == oxide.InstanceStateStopping },
@@ -492,7 +493,7 @@ func TestPlannedThenHot(t *testing.T) {
 		HaltTimeout: time.Minute,
 	}
 	hot.Start(t)
-	coretest.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
+	await.Eventually(t, "no records are left", func() bool { return len(r.records(t, "csi-")) == 0 })
 	if got := r.runState(t, node); got != oxide.InstanceStateRunning {
 		t.Errorf("the instance is %s", got)
 	}
@@ -540,7 +541,7 @@ func TestDetachThatIsUndone(t *testing.T) {
 		look := gate.Hold("GET", "/v1/disks/")
 		detach.Release()
 		look.Entered(t)
-		coretest.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, volume) == "" })
+		await.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, volume) == "" })
 		r.AttachByHand(t, volume, node)
 		look.Release()
 		t.Log("attach mode", mode)
@@ -588,7 +589,7 @@ func TestPlannedDrain(t *testing.T) {
 	d.guests.r = r
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	coretest.Eventually(t, "the error names the pods that stay", func() bool {
+	await.Eventually(t, "the error names the pods that stay", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), "web-0")
@@ -600,7 +601,7 @@ func TestPlannedDrain(t *testing.T) {
 	if asked > 0 {
 		t.Error("the guest was asked to shut down before the node was empty")
 	}
-	coretest.Eventually(t, "the node is schedulable again", func() bool {
+	await.Eventually(t, "the node is schedulable again", func() bool {
 		d.state.Lock()
 		defer d.state.Unlock()
 		return d.undrains > 0
@@ -625,7 +626,7 @@ func TestPlannedDrainIsSwitchedOff(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
-	coretest.Eventually(t, "the node is drained", func() bool {
+	await.Eventually(t, "the node is drained", func() bool {
 		d.state.Lock()
 		defer d.state.Unlock()
 		return d.drains > 0
@@ -687,7 +688,7 @@ func TestPlannedNoRoomOnTheRack(t *testing.T) {
 		Message:   "Insufficient capacity: Failed to place instance: Could not find any valid sled on which this instance can be placed",
 	})
 	r.Must(t, err)
-	coretest.Eventually(t, "the error names the problem", func() bool {
+	await.Eventually(t, "the error names the problem", func() bool {
 		err := r.Publish(t, volume, node)
 		return err != nil && strings.Contains(err.Error(), "Could not find any valid sled")
 	})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -364,7 +365,7 @@ func TestUnpublishConverges(t *testing.T) {
 			r.Must(t, r.Sim.SetRunState(t.Context(), node, state))
 			r.Must(t, r.Unpublish(t, id, node))
 			// The controller's own loop may have been faster to begin the detach.
-			coretest.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
+			await.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
 		})
 	}
 	t.Run("deleted disk", func(t *testing.T) {

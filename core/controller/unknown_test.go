@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
@@ -228,7 +229,7 @@ func TestPlannedRestartOfAnUnknownInstance(t *testing.T) {
 	r.published(t, r.Create(t, "elsewhere"), other)
 	r.restartsDone(t)
 	r.wantRestarts(t, 1)
-	coretest.Eventually(t, "the answer says which state keeps the instance from its restart", func() bool {
+	await.Eventually(t, "the answer says which state keeps the instance from its restart", func() bool {
 		err := r.Publish(t, volume, node)
 		coretest.WantCode(t, err, codes.FailedPrecondition)
 		return strings.Contains(err.Error(), "hibernating")

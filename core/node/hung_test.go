@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/iohang"
 )
@@ -121,7 +122,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 	})
 
 	release()
-	coretest.Eventually(
+	await.Eventually(
 		t,
 		"the volume is staged when its disk answers",
 		func() bool { return r.stage(hung, capability) == nil },
@@ -172,7 +173,7 @@ func TestNodeGetVolumeHealthOfAHungDisk(t *testing.T) {
 		coretest.Must(t, r.unpublish(v, "target"))
 	})
 	release()
-	coretest.Eventually(t, "the volume is healthy when its disk answers", func() bool { return r.health(req) == nil })
+	await.Eventually(t, "the volume is healthy when its disk answers", func() bool { return r.health(req) == nil })
 	coretest.Must(t, r.unstage(v))
 }
 

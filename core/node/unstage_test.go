@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -64,7 +65,7 @@ func (r *nodeRig) refusedUntil(v *volume, release func(), mentions ...string) {
 	release()
 	r.patient()
 	// A process that another test starts just now has a copy of the mounts until it has made its own namespace.
-	coretest.Eventually(r.t, "the volume is unstaged", func() bool { return r.unstage(v) == nil })
+	await.Eventually(r.t, "the volume is unstaged", func() bool { return r.unstage(v) == nil })
 	r.wantUnstaged(v)
 }
 
@@ -375,7 +376,7 @@ func TestUnstageWithReadOnlyCopies(t *testing.T) {
 			coretest.Must(t, r.unstage(v))
 			holder.End()
 			// A process that starts just now has a copy of the mounts until it has made its own namespace.
-			coretest.Eventually(t, "the last copy has ended, and no volume lingers", func() bool { return lingering() == 0 })
+			await.Eventually(t, "the last copy has ended, and no volume lingers", func() bool { return lingering() == 0 })
 			r.wantUnstaged(v)
 			coretest.Must(t, r.stage(v, capability))
 			wantContent(t, filepath.Join(v.staging, "file"), "after")

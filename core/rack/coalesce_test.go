@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // server answers each read when the test says so, with the state at the time that the read arrived.
@@ -86,7 +88,7 @@ func (a caller) read(ctx context.Context, path string) <-chan result {
 // waiting waits until the next read has a leader and this many followers.
 func (a caller) waiting(path string, followers int) {
 	a.t.Helper()
-	eventually(a.t, "others wait", func() bool {
+	await.Eventually(a.t, "others wait", func() bool {
 		a.reads.mu.Lock()
 		defer a.reads.mu.Unlock()
 		sent := a.reads.underWay["http://rack"+path]

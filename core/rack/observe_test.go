@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -135,7 +136,7 @@ func TestObserveWithoutAnswer(t *testing.T) {
 				t.Error("it succeeded")
 			}
 			// The first request negotiates the version. It may outlive the call, because others need its result too.
-			eventually(t, "an error is observed", func() bool {
+			await.Eventually(t, "an error is observed", func() bool {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				return h.counts["ping error"] > 0 && len(h.counts) == 1

@@ -151,17 +151,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// eventually waits until is returns true.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // refuse answers with an error in the rack's format.
 func refuse(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")

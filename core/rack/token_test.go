@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -90,7 +91,7 @@ func TestTokenRotation(t *testing.T) {
 				must(t, test.replace(path, next))
 				must(t, r.sim.RevokeToken(t.Context(), old))
 				want := calls.Load() + 20
-				eventually(t, "calls go on", func() bool { return calls.Load() >= want || t.Failed() })
+				await.Eventually(t, "calls go on", func() bool { return calls.Load() >= want || t.Failed() })
 				old = next
 			}
 			close(stop)

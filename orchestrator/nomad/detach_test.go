@@ -17,6 +17,7 @@ import (
 
 	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
@@ -88,7 +89,7 @@ func (n *twoNamespaces) asked(t *testing.T) {
 	n.mu.Lock()
 	before := n.lists
 	n.mu.Unlock()
-	coretest.Eventually(t, "Nomad was asked", func() bool {
+	await.Eventually(t, "Nomad was asked", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.lists > before
@@ -112,7 +113,7 @@ func TestSecondNamespaceTakesNoDisk(t *testing.T) {
 	coretest.Must(t, r.Unpublish(t, id, node))
 	n.set(func() { n.claimed["red"] = false })
 	n.asked(t)
-	coretest.Eventually(t, "the request of the second job is dropped", func() bool {
+	await.Eventually(t, "the request of the second job is dropped", func() bool {
 		got, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 		coretest.Must(t, err)
 		return slices.Equal(got.GetStatus().GetPublishedNodeIds(), []string{node})
@@ -123,5 +124,5 @@ func TestSecondNamespaceTakesNoDisk(t *testing.T) {
 
 	coretest.Must(t, r.Unpublish(t, id, node))
 	n.set(func() { n.claimed["blue"] = false })
-	coretest.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
+	await.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
 }

@@ -40,6 +40,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	corerpc "github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -580,7 +581,7 @@ func (s *recordedPlugin) liveWithFaults(t *testing.T, sim *simtest.Sim) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the volume is deleted", func() bool {
+	await.Eventually(t, "the volume is deleted", func() bool {
 		_, err := s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 		return err == nil
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -107,7 +108,11 @@ func newFaultWorld(t *testing.T) *faultWorld {
 	}
 	w.plugin = startPlugin(t, simtest.PluginOptions{Mode: mode, Sim: w.sim, Instance: w.sim.Instance("node-a")})
 	// The plugin asks for the project when it starts. That call must not count as a row's call.
-	eventually(t, "the plugin has asked for the project", func() bool { return w.calls(t).Counts["project_view"] > 0 })
+	await.Eventually(
+		t,
+		"the plugin has asked for the project",
+		func() bool { return w.calls(t).Counts["project_view"] > 0 },
+	)
 	return w
 }
 
@@ -232,7 +237,7 @@ func (w *faultWorld) awaitDelayed(t *testing.T, fault simtest.Fault) {
 	if fault.Kind != simtest.FaultDelay {
 		return
 	}
-	eventually(t, "the delayed call is finished", func() bool { return w.fault(t).Hits == len(w.faulted(t, fault)) })
+	await.Eventually(t, "the delayed call is finished", func() bool { return w.fault(t).Hits == len(w.faulted(t, fault)) })
 }
 
 // faulted returns the finished calls that the fault has hit.

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -119,7 +120,7 @@ func TestNodePluginInGuest(t *testing.T) {
 	accepted := api.RestartReply(restart)
 	first["quiet-3.txt"] = "quiet-3.txt"
 	m, gone := life(first)
-	eventually(
+	await.Eventually(
 		t,
 		"the plugin reports that its guest is back",
 		func() bool { return api.RestartReply(restart).State == orchestrator.RestartBack },
@@ -219,7 +220,7 @@ func (m *machine) halt() {
 // await waits until the instance is in this state. No process of its guest may be left then.
 func (m *machine) await(state string) {
 	m.t.Helper()
-	eventually(m.t, m.Name+" is "+state, func() bool {
+	await.Eventually(m.t, m.Name+" is "+state, func() bool {
 		list, err := m.sim.ListInstances(within(m.t, time.Minute))
 		if err != nil {
 			m.t.Fatal(err)

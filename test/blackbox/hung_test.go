@@ -19,6 +19,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/iohang"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -81,7 +82,7 @@ func TestPluginIsReplacedWhileADiskHangs(t *testing.T) {
 		ended <- err
 	}()
 	// A thread also waits for a moment on its way there. Real time: the kernel says no more than "waits".
-	eventually(t, "the unstage waits for the disk", func() bool {
+	await.Eventually(t, "the unstage waits for the disk", func() bool {
 		for range 20 {
 			if hungThreads(t, killed.PID()) == 0 {
 				return false
@@ -116,7 +117,7 @@ func TestPluginIsReplacedWhileADiskHangs(t *testing.T) {
 	}
 	release()
 	send(t, c, next.NodeUnstageVolume, unstage)
-	eventually(t, "the HTTP address is served again", func() bool { return isLive(address) })
+	await.Eventually(t, "the HTTP address is served again", func() bool { return isLive(address) })
 	for _, m := range volumes {
 		id := m.volume.GetVolumeId()
 		send(

@@ -231,17 +231,6 @@ func disksOnRack(t *testing.T, sim *simtest.Sim) []oxide.Disk {
 	return disks
 }
 
-// eventually waits until holds returns true.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	ctx := within(t, time.Minute)
-	for !holds() {
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			t.Fatalf("waiting until %s: %v", what, err)
-		}
-	}
-}
-
 // pause waits for d, or returns the context's error. It is the interval of polls.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -114,7 +115,7 @@ func halt(t *testing.T, sim *simtest.Sim, instance simtest.Instance) {
 	if err := sim.Halt(ctx, instance.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the instance is stopped", func() bool {
+	await.Eventually(t, "the instance is stopped", func() bool {
 		list, err := sim.ListInstances(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -132,7 +133,7 @@ func halt(t *testing.T, sim *simtest.Sim, instance simtest.Instance) {
 // repeat.
 func untilOK(t *testing.T, try func() error) {
 	t.Helper()
-	eventually(t, "the plugin asks the rack again", func() bool {
+	await.Eventually(t, "the plugin asks the rack again", func() bool {
 		err := try()
 		if err != nil && status.Code(err) != codes.FailedPrecondition {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -153,7 +154,7 @@ func TestKilledController(t *testing.T) {
 				return false
 			}
 			if row.first {
-				eventually(t, "the rack has made the disk", made)
+				await.Eventually(t, "the rack has made the disk", made)
 			} else if made() {
 				t.Fatal("the rack created the disk before the process was killed, so the test proves nothing")
 			}
@@ -161,7 +162,7 @@ func TestKilledController(t *testing.T) {
 			c := newClient()
 			next := startPlugin(t, options)
 			volume := twice(t, c, next.CreateVolume, createRequest("killed", mountVolume(""))).GetVolume()
-			eventually(t, "the rack has finished the killed process's request", made)
+			await.Eventually(t, "the rack has finished the killed process's request", made)
 			twice(t, c, next.CreateVolume, createRequest("killed", mountVolume("")))
 			if disks := disksOnRack(t, sim); len(disks) != 1 || disks[0].Id != volume.GetVolumeId() {
 				t.Errorf("the rack has the disks %+v, want the one of volume %s", disks, volume.GetVolumeId())
@@ -200,7 +201,7 @@ func killDuringCreate(
 		_, err := victim.CreateVolume(ctx, create)
 		answered <- err
 	}()
-	eventually(t, "the rack has the request", func() bool {
+	await.Eventually(t, "the rack has the request", func() bool {
 		faults, err := sim.Faults(ctx)
 		if err != nil {
 			t.Fatal(err)

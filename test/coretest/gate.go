@@ -55,7 +55,7 @@ func (r *Held) Entered(t *testing.T) {
 	t.Helper()
 	select {
 	case <-r.entered:
-	case <-time.After(timeout):
+	case <-time.After(time.Minute):
 		t.Fatalf("no request %s %s came", r.method, r.prefix)
 	}
 }
@@ -65,7 +65,7 @@ func (r *Held) Abandoned(t *testing.T) {
 	t.Helper()
 	select {
 	case <-r.abandoned:
-	case <-time.After(timeout):
+	case <-time.After(time.Minute):
 		t.Errorf("the request %s %s goes on without its caller", r.method, r.prefix)
 	}
 }

@@ -549,20 +549,6 @@ func ServerOptions(mode string) core.ServerOptions {
 	return core.ServerOptions{Mode: mode, Identity: core.NewIdentity("test", "", &core.Readiness{}), Log: DiscardLog()}
 }
 
-// timeout is how long a test waits for a state before it fails. It is long, so that a busy machine does not fail a
-// test.
-const timeout = time.Minute
-
-// Eventually waits until done returns true. The text what describes the awaited state.
-func Eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(timeout); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", timeout, what)
-		}
-	}
-}
-
 // RequireRacks is a topology requirement for these racks.
 func RequireRacks(names ...string) *csi.TopologyRequirement {
 	requirement := &csi.TopologyRequirement{}

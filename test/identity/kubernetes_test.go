@@ -34,6 +34,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -182,7 +183,7 @@ func (c *cluster) bind(granted bool) {
 		c.do("DELETE", bindings+"/"+account, nil, nil)
 	}
 	pod := c.ca.client(c.t, keyPair{})
-	eventually(c.t, "the API server applies the binding", func() bool {
+	await.Within(c.t, waitLimit, "the API server applies the binding", func() bool {
 		return c.as(pod, c.token, "GET", "/api/v1/nodes/"+nodeName) == want
 	})
 }
@@ -522,7 +523,7 @@ func (c *cluster) pluginWaits(t *testing.T) {
 		}})
 		ready <- started{p, err}
 	}()
-	eventually(t, "/readyz names what the plugin waits for", func() bool {
+	await.Within(t, waitLimit, "/readyz names what the plugin waits for", func() bool {
 		return strings.Contains(
 			page("http://"+http+"/readyz"),
 			`wait for the cloud controller manager to initialise Node "`+nodeName+`"`,

@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/metadatatest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // agent is a Nomad agent that is server and client.
@@ -155,7 +156,7 @@ func (a *agent) allow(rules string, granted bool) {
 	a.policy("csi-node", rules, nil)
 	client, err := api.NewClient(&api.Config{Address: a.address, SecretID: a.token})
 	must(a.t, err)
-	eventually(a.t, "the agent applies the policy", func() bool {
+	await.Within(a.t, waitLimit, "the agent applies the policy", func() bool {
 		_, err := client.Nodes().Meta().Read("", nil)
 		return (err == nil) == granted
 	})
@@ -258,14 +259,14 @@ func (a *agent) runTask(t *testing.T, job string) (wrote, said string) {
 		if _, _, err := a.admin.Jobs().Deregister(job, false, nil); err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the task has ended", func() bool {
+		await.Within(t, waitLimit, "the task has ended", func() bool {
 			allocs, _, err := a.admin.Jobs().Allocations(job, true, nil)
 			return err == nil && !slices.ContainsFunc(allocs, func(alloc *api.AllocationListStub) bool {
 				return alloc.ClientStatus == api.AllocClientStatusRunning || alloc.ClientStatus == api.AllocClientStatusPending
 			})
 		})
 	})
-	eventually(t, "the task's command has ended", func() bool {
+	await.Within(t, waitLimit, "the task's command has ended", func() bool {
 		text, err := os.ReadFile(output + ".code")
 		return err == nil && len(text) > 0
 	})

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -125,7 +126,7 @@ func (p *process) tail() []byte {
 // eventually polls ask until it returns true, while the server runs.
 func (p *process) eventually(what string, ask func() bool) {
 	p.t.Helper()
-	eventually(p.t, p.name+": "+what, func() bool {
+	await.Within(p.t, waitLimit, p.name+": "+what, func() bool {
 		select {
 		case <-p.done:
 			p.t.Fatalf("%s has ended:\n%s", p.name, p.tail())
@@ -133,17 +134,6 @@ func (p *process) eventually(what string, ask func() bool) {
 		}
 		return ask()
 	})
-}
-
-func eventually(t *testing.T, what string, ask func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(90 * time.Second)
-	for !ask() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-		<-time.After(20 * time.Millisecond)
-	}
 }
 
 func must(t *testing.T, err error) {

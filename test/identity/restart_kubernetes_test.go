@@ -28,6 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const (
@@ -278,7 +279,7 @@ func (r *restarts) bindAll(granted bool) {
 		}
 		token, err := os.ReadFile(filepath.Join(r.accounts[name+" "+nodeName], "token"))
 		must(r.t, err)
-		eventually(r.t, "the API server applies the binding", func() bool {
+		await.Within(r.t, waitLimit, "the API server applies the binding", func() bool {
 			return r.as(r.ca.client(r.t, keyPair{}), string(token), "GET", "/api/v1/nodes/"+nodeName) == want
 		})
 	}
@@ -372,7 +373,7 @@ func (r *restarts) drain(t *testing.T) {
 	}
 	must(t, requester.Undrain(t.Context(), idA, "1"))
 	r.widen(manifests + "restart-drain/kustomization.yaml")
-	eventually(t, "the API server applies the rights", func() bool {
+	await.Within(t, waitLimit, "the API server applies the rights", func() bool {
 		_, err := requester.Drain(context.Background(), idA, "1")
 		return err == nil
 	})
@@ -428,7 +429,7 @@ func (r *restarts) drain(t *testing.T) {
 		t.Error("the Node is not cordoned")
 	}
 	r.do("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guarded", nil, nil)
-	eventually(t, "the pod is evicted after its budget was deleted", func() bool {
+	await.Within(t, waitLimit, "the pod is evicted after its budget was deleted", func() bool {
 		left, err = requester.Drain(context.Background(), idA, "1")
 		return err == nil && strings.Contains(strings.Join(left, "\n"), "default/guarded is ending")
 	})

@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/orchestratortest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const policies = "../../deploy/nomad/policies/"
@@ -160,7 +161,7 @@ func (r *nomadRestarts) allowAll(controller, node string, granted bool) {
 	for _, token := range []string{r.controller, r.node} {
 		client, err := api.NewClient(&api.Config{Address: r.address, SecretID: token})
 		must(r.t, err)
-		eventually(r.t, "the agent applies the policies", func() bool {
+		await.Within(r.t, waitLimit, "the agent applies the policies", func() bool {
 			_, err := client.Nodes().Meta().Read("", nil)
 			return (err == nil) == granted
 		})
@@ -213,7 +214,7 @@ func (r *nomadRestarts) drain(t *testing.T) {
 		}
 		return n
 	}
-	eventually(t, "the jobs run", func() bool { return running("app") == 2 && running("batch") == 1 })
+	await.Within(t, waitLimit, "the jobs run", func() bool { return running("app") == 2 && running("batch") == 1 })
 	requester := r.requester()
 	left := func() string {
 		all, err := requester.Drain(t.Context(), idA, "1")
@@ -230,14 +231,15 @@ func (r *nomadRestarts) drain(t *testing.T) {
 	if got := r.eligibility(); got != "ineligible" {
 		t.Errorf("the node is %s", got)
 	}
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"both allocations have ended",
 		func() bool { return !strings.Contains(left(), "job app)") && running("app") == 0 },
 	)
 	_, _, err := r.admin.Jobs().Deregister("batch", false, nil)
 	must(t, err)
-	eventually(t, "no allocation is left", func() bool { return left() == "" })
+	await.Within(t, waitLimit, "no allocation is left", func() bool { return left() == "" })
 	must(t, requester.Undrain(t.Context(), idA, "2"))
 	if got := r.eligibility(); got != "ineligible" {
 		t.Errorf("after another restart's undrain the node is %s", got)
@@ -246,7 +248,7 @@ func (r *nomadRestarts) drain(t *testing.T) {
 	if got := r.eligibility(); got != "eligible" {
 		t.Errorf("in the end the node is %s", got)
 	}
-	eventually(t, "the work comes back", func() bool { return running("app") == 2 })
+	await.Within(t, waitLimit, "the work comes back", func() bool { return running("app") == 2 })
 }
 
 func (r *nomadRestarts) eligibility() string {

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const (
@@ -194,7 +196,7 @@ func (m *messages) otherNamespace(t *testing.T) {
 		}, nil)
 	}
 	m.renew(false)
-	eventually(t, "the API server applies the rights", func() bool {
+	await.Within(t, waitLimit, "the API server applies the rights", func() bool {
 		return m.write("controller, elsewhere", "PATCH", "", object{requestKey: "3"}) == "" &&
 			m.write("plugin, elsewhere", "PATCH", "", object{replyKey: "3"}) == ""
 	})

@@ -32,6 +32,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -208,13 +209,13 @@ func TestBuckets(t *testing.T) {
 		t.Error("the Secret with the keys is left")
 	}
 	c.asReader(t, remove[2])
-	eventually(t, "the Bucket is gone", func() bool {
+	await.Within(t, waitLimit, "the Bucket is gone", func() bool {
 		return c.get(t, ".items[*].metadata.name", "buckets.objectstorage.k8s.io") == ""
 	})
 	c.gone(t, "pod", "client")
 	c.kubectl(t, "delete", "-k", bucketsOverlay, "--timeout="+waitLimit.String())
 	for _, n := range []*node{c.a, c.b} {
-		eventually(t, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
+		await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
 	}
 }
 
@@ -224,14 +225,14 @@ func (c *cluster) growStore(t *testing.T) {
 	c.kubectl(t, "-n", namespace, "scale", set, "--replicas=0")
 	c.kubectl(t, "-n", namespace, "wait", "--for=delete", "pod/"+gatewayPod, "--timeout="+waitLimit.String())
 	c.kubectl(t, "-n", namespace, "patch", "pvc", claim, "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
-	eventually(t, "the claim of the store has grown", func() bool {
+	await.Within(t, waitLimit, "the claim of the store has grown", func() bool {
 		return c.get(t, ".status.capacity.storage", "-n", namespace, "pvc", claim) == "3Gi"
 	})
 	c.kubectl(t, "-n", namespace, "scale", set, "--replicas=1")
 	c.kubectl(t, "-n", namespace, "rollout", "status", set, "--timeout="+waitLimit.String())
 	on := c.get(t, ".spec.nodeName", "-n", namespace, "pod", gatewayPod)
 	capacity := regexp.MustCompile(`kubelet_volume_stats_capacity_bytes\{.*persistentvolumeclaim="` + claim + `"\} (\S+)`)
-	eventually(t, "the filesystem of the store has grown", func() bool { // kubelet asks once in a minute
+	await.Within(t, waitLimit, "the filesystem of the store has grown", func() bool { // kubelet asks once in a minute
 		match := capacity.FindStringSubmatch(c.kubectl(t, "get", "--raw", "/api/v1/nodes/"+on+"/proxy/metrics"))
 		if match == nil {
 			return false

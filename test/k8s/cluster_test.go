@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -96,7 +97,7 @@ func (c *cluster) join(t *testing.T, nodes ...*node) {
 func (c *cluster) ready(t *testing.T, nodes ...*node) {
 	t.Helper()
 	for _, n := range nodes {
-		eventually(t, "node "+n.Name+" is registered", func() bool {
+		await.Within(t, waitLimit, "node "+n.Name+" is registered", func() bool {
 			select {
 			case <-n.ended:
 				t.Fatalf("node %s ended too early", n.Name)
@@ -159,7 +160,12 @@ func (c *cluster) startControlPlane(t *testing.T) {
 	for user := range users {
 		c.write(t, user+".kubeconfig", kubeconfig(c.dir, user))
 	}
-	eventually(t, "the API server is ready", func() bool { _, err := c.try("get", "--raw", "/readyz"); return err == nil })
+	await.Within(
+		t,
+		waitLimit,
+		"the API server is ready",
+		func() bool { _, err := c.try("get", "--raw", "/readyz"); return err == nil },
+	)
 	for name, flags := range map[string][]string{
 		"kube-controller-manager": {"--use-service-account-credentials", "--node-monitor-grace-period=20s", "--service-account-private-key-file=" + c.path("accounts.key"), "--root-ca-file=" + c.path("pki/apiserver.crt")},
 		"kube-scheduler":          nil,
@@ -176,8 +182,9 @@ func (c *cluster) startControlPlane(t *testing.T) {
 				"--leader-elect=false",
 			)...)
 	}
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the controller manager makes service accounts",
 		func() bool { _, err := c.try("get", "serviceaccount", "default"); return err == nil },
 	)
@@ -254,14 +261,3 @@ func must(t *testing.T, err error) {
 // waitLimit is how long a cluster may take for anything. A detach waits for the node's next status update, and failed
 // operations are repeated with growing waits.
 const waitLimit = 3 * time.Minute
-
-func eventually(t *testing.T, what string, ask func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(waitLimit)
-	for !ask() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time, after %s: %s", waitLimit, what)
-		}
-		<-time.After(200 * time.Millisecond)
-	}
-}

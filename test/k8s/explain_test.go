@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -40,7 +41,7 @@ func (c *cluster) explained(t *testing.T, subject, reason string) {
 			t.Logf("oxide-csi explain %s:\n%s", subject, said)
 		}
 	}()
-	eventually(t, "explain "+subject+" begins with "+reason, func() bool {
+	await.Within(t, waitLimit, "explain "+subject+" begins with "+reason, func() bool {
 		said = c.oxide("explain", subject)
 		return strings.HasPrefix(said, reason+": ")
 	})
@@ -103,7 +104,7 @@ parameters:
 	t.Cleanup(func() { c.gone(t, "secret/locked", "storageclass/locked") })
 	c.apply(t, claim{name: "locked", class: "locked"}.String())
 	c.uses(t, "locked", c.a)
-	eventually(t, "the disk is encrypted", func() bool {
+	await.Within(t, waitLimit, "the disk is encrypted", func() bool {
 		events := c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=locked,reason=FailedMount")
 		return strings.Contains(events, "dm_crypt") || c.get(t, ".status.phase", "pod", "locked") == "Running"
 	})
@@ -142,7 +143,7 @@ func (c *cluster) rights(t *testing.T) {
 			}
 		}()
 		for _, line := range lines {
-			eventually(t, "doctor says "+line, func() bool {
+			await.Within(t, waitLimit, "doctor says "+line, func() bool {
 				said = c.oxide("doctor")
 				return strings.Contains(strings.Join(strings.Fields(said), " "), line)
 			})

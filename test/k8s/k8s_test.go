@@ -23,6 +23,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -144,8 +145,9 @@ func (c *cluster) registration(t *testing.T) {
 // registered waits until the plugin is registered on a node, and checks what it reported about the node.
 func (c *cluster) registered(t *testing.T, n *node, rack string) {
 	t.Helper()
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the plugin is registered on "+n.Name,
 		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == rpc.PluginName },
 	)
@@ -176,8 +178,9 @@ func (c *cluster) capacities(t *testing.T, racks ...string) {
 		slices.Sort(found)
 		return found
 	}
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the scheduler knows the free capacity",
 		func() bool { return slices.Equal(ask(".nodeTopology.matchLabels."+rackLabel), racks) },
 	)
@@ -190,7 +193,7 @@ func (c *cluster) capacities(t *testing.T, racks ...string) {
 
 func (c *cluster) life(t *testing.T) {
 	c.apply(t, claim{name: "data"}.String())
-	eventually(t, "the claim waits for its consumer", func() bool {
+	await.Within(t, waitLimit, "the claim waits for its consumer", func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].reason", "events", "--field-selector=involvedObject.name=data"),
 			"WaitForFirstConsumer",
@@ -223,7 +226,7 @@ func (c *cluster) life(t *testing.T) {
 		"/busybox dd if=/dev/urandom of=/data/file bs=1M count=16 conv=fsync 2>/dev/null; /busybox sha256sum /data/file",
 	)
 	c.gone(t, "pod", "first")
-	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
+	await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
 
 	c.apply(t, pod{name: "second", claim: "data", on: c.b}.String())
 	c.running(t, "second")
@@ -265,7 +268,7 @@ func (c *cluster) mistakes(t *testing.T) {
 			cmp.Or(mistake.parameters, "{}"),
 		)+claim{name: mistake.name, class: mistake.name, size: mistake.size}.String()+
 			pod{name: mistake.name, claim: mistake.name}.String())
-		eventually(t, "the claim says: "+mistake.says, func() bool {
+		await.Within(t, waitLimit, "the claim says: "+mistake.says, func() bool {
 			events := c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name="+mistake.name)
 			return strings.Contains(events, mistake.says)
 		})
@@ -334,14 +337,14 @@ func (c *cluster) grown(t *testing.T) {
 	volume := c.get(t, ".spec.volumeName", "pvc", "grown")
 	id := c.get(t, ".spec.csi.volumeHandle", "pv", volume)
 	c.kubectl(t, "patch", "pvc", "grown", "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
-	eventually(t, "an event says that the volume is in use", func() bool {
+	await.Within(t, waitLimit, "an event says that the volume is in use", func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].message", "events", "--field-selector=involvedObject.name=grown,type=Warning"),
 			"is not replaced by a larger one")
 	})
 	c.explained(t, "default/grown", "ExpansionWaits")
 	c.gone(t, "pod", "grown")
-	eventually(t, "the claim has grown", func() bool {
+	await.Within(t, waitLimit, "the claim has grown", func() bool {
 		return c.get(t, ".status.capacity.storage", "pvc", "grown") == "3Gi"
 	})
 	c.apply(t, pod{name: "grown", claim: "grown"}.String())
@@ -368,8 +371,9 @@ func (c *cluster) snapshots(t *testing.T) {
 		t,
 		"apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: snap}\nspec: {volumeSnapshotClassName: oxide-disk, source: {persistentVolumeClaimName: origin}}\n",
 	)
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the snapshot is ready",
 		func() bool { return c.get(t, ".status.readyToUse", "volumesnapshot", "snap") == "true" },
 	)
@@ -443,7 +447,7 @@ func (c *cluster) existing(t *testing.T) {
 		t.Errorf("attached are %v", got)
 	}
 	c.gone(t, "pod/existing", "pvc/existing", "pv/existing")
-	eventually(t, "the disk is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
+	await.Within(t, waitLimit, "the disk is detached", func() bool { return len(c.attached(t, c.a)) == 0 })
 	must(
 		t,
 		client.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}),
@@ -460,7 +464,7 @@ func (c *cluster) limit(t *testing.T) {
 	}
 	c.apply(t, objects.String())
 	var waiting, running string
-	eventually(t, "all but one pod run", func() bool {
+	await.Within(t, waitLimit, "all but one pod run", func() bool {
 		waiting, running = "", ""
 		count := 0
 		for _, name := range names {
@@ -494,7 +498,7 @@ func (c *cluster) killed(t *testing.T) {
 		c.kubectl(t, "-n", namespace, "delete", "pod", "-l", "app="+app, "--force", "--grace-period=0")
 	}
 	c.apply(t, claim{name: "struck"}.String()+pod{name: "struck", claim: "struck"}.String())
-	eventually(t, "the rack has a disk", func() bool { return c.left(t).Disks == 1 })
+	await.Within(t, waitLimit, "the rack has a disk", func() bool { return c.left(t).Disks == 1 })
 	kill("oxide-csi-controller")
 	kill("oxide-csi-node")
 	c.running(t, "struck")
@@ -518,8 +522,9 @@ func (c *cluster) failingDelete(t *testing.T) {
 	)
 	must(t, err)
 	c.gone(t, "pod/stays", "pvc/stays")
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the volume is deleted in the end",
 		func() bool { return c.get(t, ".items[*].metadata.name", "pv") == "" },
 	)
@@ -535,7 +540,12 @@ func (c *cluster) failingDelete(t *testing.T) {
 // nothingLeft waits until Kubernetes has no volume, and checks that nothing is left on the rack and on the node.
 func (c *cluster) nothingLeft(t *testing.T) {
 	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
-		eventually(t, "no "+kind+" are left", func() bool { return c.get(t, ".items[*].metadata.name", kind) == "" })
+		await.Within(
+			t,
+			waitLimit,
+			"no "+kind+" are left",
+			func() bool { return c.get(t, ".items[*].metadata.name", kind) == "" },
+		)
 	}
 	left := c.left(t)
 	if len(left.GuestErrors) > 0 || left.Disks+left.Snapshots+left.Loops+left.Mounts+left.Files > 0 {
@@ -646,7 +656,7 @@ func (c *cluster) attached(t *testing.T, n *node) (names []string) {
 // unschedulable waits until the scheduler says why a pod must wait.
 func (c *cluster) unschedulable(t *testing.T, pod, why string) {
 	t.Helper()
-	eventually(t, pod+" waits: "+why, func() bool {
+	await.Within(t, waitLimit, pod+" waits: "+why, func() bool {
 		return strings.Contains(c.get(t, ".status.conditions[*].message", "pod", pod), why)
 	})
 }

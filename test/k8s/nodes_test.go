@@ -24,6 +24,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // startupTaint is the taint in values.yaml.
@@ -37,12 +38,17 @@ func (c *cluster) powerCut(t *testing.T) {
 	c.sh(t, "survives", "echo here >/data/file; sync")
 	must(t, c.sim.PowerCut(t.Context(), c.b.Name))
 	c.b.stop(t)
-	eventually(t, "Kubernetes regards the node as lost", func() bool {
+	await.Within(t, waitLimit, "Kubernetes regards the node as lost", func() bool {
 		return c.get(t, `.status.conditions[?(@.type=="Ready")].status`, "node", c.b.Name) == "Unknown"
 	})
 	c.explained(t, "pod/default/survives", "InstanceStopped")
 	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
-	eventually(t, "the volume is detached from the lost node", func() bool { return len(c.attached(t, c.b)) == 0 })
+	await.Within(
+		t,
+		waitLimit,
+		"the volume is detached from the lost node",
+		func() bool { return len(c.attached(t, c.b)) == 0 },
+	)
 	c.apply(t, pod{name: "again", claim: "survives", on: c.a}.String())
 	c.running(t, "again")
 	if got := c.sh(t, "again", "/busybox cat /data/file"); got != "here" {
@@ -76,7 +82,7 @@ func (c *cluster) rotation(t *testing.T) {
 	c.setSecret(t, "token", token)
 	uids, _, _ := strings.Cut(before, " with ")
 	for _, uid := range strings.Fields(uids) {
-		eventually(t, "kubelet has written the token", func() bool {
+		await.Within(t, waitLimit, "kubelet has written the token", func() bool {
 			for _, n := range []*node{c.a, c.b} {
 				text, err := os.ReadFile(
 					fmt.Sprintf(
@@ -151,7 +157,7 @@ func (c *cluster) joins(t *testing.T) {
 	n.Rack, n.Taint = "west", startupTaint
 	c.c = n
 	c.join(t, n)
-	eventually(t, "the startup taint is removed", func() bool {
+	await.Within(t, waitLimit, "the startup taint is removed", func() bool {
 		return !strings.Contains(c.get(t, ".spec.taints[*].key", "node", n.Name), startupTaint)
 	})
 	if got := c.get(t, ".spec.drivers[0].allocatable.count", "csinode", n.Name); got != strconv.Itoa(maxDisks-1) {
@@ -268,7 +274,12 @@ func (c *cluster) hang(t *testing.T, n *node) (restarted func()) {
 		must(t, syscall.Kill(pid, syscall.SIGSTOP))
 	}
 	return func() {
-		eventually(t, "kubelet restarts the plugin that hangs on "+n.Name, func() bool { return count() != before })
+		await.Within(
+			t,
+			waitLimit,
+			"kubelet restarts the plugin that hangs on "+n.Name,
+			func() bool { return count() != before },
+		)
 		took := time.Since(began).Round(time.Second)
 		t.Logf("measured: a plugin that hangs was restarted after %s", took)
 		if took > 2*time.Minute {
@@ -307,7 +318,7 @@ func (c *cluster) racks(t *testing.T) {
 // tokenExpires checks that the controller's pods have the event TokenExpires. Their user has had a token that expires
 // in three days since the chart was installed. The plugin looks at the expiry after a minute, and then each hour.
 func (c *cluster) tokenExpires(t *testing.T) {
-	eventually(t, "an event says that a token expires", func() bool {
+	await.Within(t, waitLimit, "an event says that a token expires", func() bool {
 		events := c.get(t, `.items[*].involvedObject.kind} {.items[*].message`, "-n", namespace, "events",
 			"--field-selector=reason="+orchestrator.EventTokenExpires.Reason)
 		return strings.HasPrefix(events, "Pod ") && strings.Contains(events, "expires soon")
@@ -349,7 +360,7 @@ func (c *cluster) drained(t *testing.T) {
 		"--force",
 		"--timeout="+waitLimit.String(),
 	)
-	eventually(t, "the volume is detached", func() bool { return len(c.attached(t, c.b)) == 0 })
+	await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, c.b)) == 0 })
 	if _, err := c.try("-n", namespace, "wait", "--for=delete", "pod/"+last, "--timeout=60s"); err != nil {
 		t.Errorf("no volume is attached, and the plugin still exists: %v", err)
 	}
@@ -372,7 +383,7 @@ func (c *cluster) uninstalled(t *testing.T) {
 	}
 	c.gone(t, "pod/bound", "pvc/bound")
 	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents"} {
-		eventually(t, "no "+kind+" are shown", func() bool {
+		await.Within(t, waitLimit, "no "+kind+" are shown", func() bool {
 			return c.documented(t, "how-to/uninstall.md", "kubectl get "+kind+" ") == ""
 		})
 	}
@@ -394,7 +405,7 @@ func (c *cluster) wrongSecret(t *testing.T) {
 	c.applyManifests(t, "overlay", "oxide-token-wrong")
 	says := func(text string) {
 		t.Helper()
-		eventually(t, "an event says: "+text, func() bool {
+		await.Within(t, waitLimit, "an event says: "+text, func() bool {
 			events := c.get(t, ".items[*].message", "-n", namespace, "events", "--field-selector=reason=Unhealthy")
 			return strings.Contains(events, "Readiness probe failed: ") && strings.Contains(events, text)
 		})
@@ -406,7 +417,7 @@ func (c *cluster) wrongSecret(t *testing.T) {
 	claimSays := func(name string, reason error) {
 		t.Helper()
 		c.apply(t, claim{name: name}.String()+pod{name: name, claim: name}.String())
-		eventually(t, "the claim says: "+reason.Error(), func() bool {
+		await.Within(t, waitLimit, "the claim says: "+reason.Error(), func() bool {
 			events := c.get(t, ".items[*].message", "events",
 				"--field-selector=involvedObject.name="+name+",reason=ProvisioningFailed")
 			return strings.Contains(events, reason.Error())
@@ -442,13 +453,14 @@ func (c *cluster) setSecret(t *testing.T, key, value string) {
 func (c *cluster) noPlugin(t *testing.T, nodes ...*node) {
 	t.Helper()
 	for _, n := range nodes {
-		eventually(
+		await.Within(
 			t,
+			waitLimit,
 			n.Name+" has no plugin",
 			func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
 		)
 		registry := fmt.Sprintf("/proc/%d/root/var/lib/kubelet/plugins_registry", n.init.Process.Pid)
-		eventually(t, n.Name+" has no registration socket", func() bool {
+		await.Within(t, waitLimit, n.Name+" has no registration socket", func() bool {
 			sockets, err := os.ReadDir(registry)
 			must(t, err)
 			return len(sockets) == 0
@@ -458,7 +470,7 @@ func (c *cluster) noPlugin(t *testing.T, nodes ...*node) {
 		t.Errorf("the documented check shows nodes without the plugin: %s", shown)
 	}
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
-	eventually(t, "the plugin's objects are gone", func() bool {
+	await.Within(t, waitLimit, "the plugin's objects are gone", func() bool {
 		names := strings.Fields(c.get(t, ".items[*].metadata.name", "-n", namespace, kinds))
 		names = slices.DeleteFunc(names, func(name string) bool { return name == "default" || name == "kube-root-ca.crt" })
 		return len(names) == 0

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -99,7 +100,7 @@ ctr --namespace=k8s.io images ls --quiet | grep oxidecomputer/ | xargs ctr --nam
 // may still be ending.
 func (c *cluster) pluginImages(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, "the plugin runs images with "+text, func() bool {
+	await.Within(t, waitLimit, "the plugin runs images with "+text, func() bool {
 		images := strings.Fields(c.get(t, `.items[*].spec.containers[?(@.name=="oxide-plugin")].image`,
 			"-n", namespace, "pods", "--field-selector=status.phase=Running"))
 		other := func(image string) bool { return !strings.Contains(image, text) }

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -96,7 +97,7 @@ func (c *cluster) restartedOnce(t *testing.T) {
 	databases.on, latecomer.on = c.a, c.a
 	began := time.Now()
 	c.apply(t, databases.String())
-	eventually(t, "the claim says what its volume waits for", func() bool {
+	await.Within(t, waitLimit, "the claim says what its volume waits for", func() bool {
 		shown, err := c.try("describe", "pvc", "data-db-0")
 		return err == nil && strings.Contains(shown, "WaitsForRestart")
 	})
@@ -145,7 +146,12 @@ func (c *cluster) returns(t *testing.T) {
 		t.Errorf("the rack has attached %v, want all five", disks)
 	}
 	c.kubectl(t, "scale", "statefulset/db", "--replicas=3")
-	eventually(t, "the pod exists again", func() bool { return c.get(t, ".metadata.name", "pod", "db-2") != "" })
+	await.Within(
+		t,
+		waitLimit,
+		"the pod exists again",
+		func() bool { return c.get(t, ".metadata.name", "pod", "db-2") != "" },
+	)
 	c.running(t, "db-2")
 	c.boots(t, 2, 0)
 	if got := c.sh(t, "db-2", "/busybox cat /data/diary"); got != "began\nasked\nbegan\nasked\nbegan" {
@@ -199,7 +205,7 @@ func (c *cluster) drainedFirst(t *testing.T) {
 	c.gone(t, "pdb", "db")
 	c.running(t, "more-0")
 	for _, pod := range databases.names() {
-		eventually(t, pod+" exists again", func() bool {
+		await.Within(t, waitLimit, pod+" exists again", func() bool {
 			uid := c.get(t, ".metadata.uid", "pod", pod)
 			return uid != "" && uid != before[pod].uid
 		})
@@ -279,7 +285,7 @@ func (c *cluster) back(t *testing.T, before map[string]incarnation, restarts int
 	t.Helper()
 	for pod, want := range before {
 		want.restarts += restarts
-		eventually(t, pod+" is back", func() bool {
+		await.Within(t, waitLimit, pod+" is back", func() bool {
 			return c.get(
 				t,
 				`.status.containerStatuses[0].restartCount} {.status.conditions[?(@.type=="Ready")].status`,
@@ -299,7 +305,7 @@ func (c *cluster) back(t *testing.T, before map[string]incarnation, restarts int
 // detached waits until Kubernetes regards a volume as detached.
 func (c *cluster) detached(t *testing.T, pv string) {
 	t.Helper()
-	eventually(t, "the volume is detached", func() bool {
+	await.Within(t, waitLimit, "the volume is detached", func() bool {
 		return c.get(t, `.items[?(@.spec.source.persistentVolumeName=="`+pv+`")].metadata.name`, "volumeattachments") == ""
 	})
 }
@@ -318,8 +324,9 @@ func (c *cluster) events(t *testing.T, n *node, reason string) string {
 // refused waits until a node's events say why it is not restarted.
 func (c *cluster) refused(t *testing.T, n *node, why string) {
 	t.Helper()
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		"the node's events say: "+why,
 		func() bool { return strings.Contains(c.events(t, n, "RestartRefused"), why) },
 	)
@@ -328,8 +335,9 @@ func (c *cluster) refused(t *testing.T, n *node, why string) {
 // uncordoned waits until a node is schedulable again.
 func (c *cluster) uncordoned(t *testing.T, n *node) {
 	t.Helper()
-	eventually(
+	await.Within(
 		t,
+		waitLimit,
 		n.Name+" is no longer cordoned",
 		func() bool { return c.get(t, ".spec.unschedulable", "node", n.Name) == "" },
 	)

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/iohang"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -178,7 +179,12 @@ func (c *cluster) withoutPlugin(t *testing.T, n *node) {
 	set(`{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[` +
 		`{"key":"kubernetes.io/hostname","operator":"NotIn","values":["` + n.Name + `"]}]}]}}}`)
 	t.Cleanup(func() { set("null"); c.rolledOut(t) })
-	eventually(t, "the plugin is gone", func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" })
+	await.Within(
+		t,
+		waitLimit,
+		"the plugin is gone",
+		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
+	)
 }
 
 // wrongProject gives the plugin a project that does not exist. The command has the right one.
@@ -224,7 +230,7 @@ func (c *cluster) used(t *testing.T, name string) *oxide.Disk {
 	pv := c.get(t, ".spec.volumeName", "pvc", name)
 	id := c.get(t, ".spec.csi.volumeHandle", "pv", pv)
 	var disk *oxide.Disk
-	eventually(t, "the disk is detached", func() bool {
+	await.Within(t, waitLimit, "the disk is detached", func() bool {
 		var err error
 		disk, err = c.client(t).DiskView(t.Context(), oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
 		must(t, err)
@@ -232,7 +238,7 @@ func (c *cluster) used(t *testing.T, name string) *oxide.Disk {
 		return detached
 	})
 	// Until then the attacher may ask for the detach again, and take away a disk that was attached by hand.
-	eventually(t, "the VolumeAttachment is gone", func() bool {
+	await.Within(t, waitLimit, "the VolumeAttachment is gone", func() bool {
 		return !strings.Contains(c.get(t, ".items[*].spec.source.persistentVolumeName", "volumeattachments"), pv)
 	})
 	return disk
@@ -251,7 +257,7 @@ func (c *cluster) attachByHand(t *testing.T, disk string) {
 	instance, body := oxide.NameOrId(c.a.Instance), &oxide.DiskPath{Disk: oxide.NameOrId(disk)}
 	_, err := c.client(t).InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{Instance: instance, Body: body})
 	must(t, err)
-	eventually(t, "the disk is in the guest", func() bool { return c.deviceOf(t, disk) != "" })
+	await.Within(t, waitLimit, "the disk is in the guest", func() bool { return c.deviceOf(t, disk) != "" })
 	t.Cleanup(func() { // the plugin may have detached it
 		_, _ = c.client(t).InstanceDiskDetach(c.t.Context(), oxide.InstanceDiskDetachParams{Instance: instance, Body: body})
 	})

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -68,7 +69,7 @@ const spareInstance, otherInstance = "node-c", "node-d"
 // event waits until an event of an object of any namespace has the text.
 func (c *cluster) event(t *testing.T, object, text string) {
 	t.Helper()
-	eventually(t, "an event of "+object+" says: "+text, func() bool {
+	await.Within(t, waitLimit, "an event of "+object+" says: "+text, func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].message", "events", "-A", "--field-selector=involvedObject.name="+object),
 			text,
@@ -147,7 +148,12 @@ func (c *cluster) blankDisk(t *testing.T, name, description string) *oxide.Disk 
 // madeByHand deletes the claim of a disk that was made by hand, with the reclaim policy Delete.
 func (c *cluster) madeByHand(t *testing.T, quoted string) {
 	c.existingDisk(t, "by-hand", c.blankDisk(t, "by-hand", "").Id, "Policy: Retain", "Policy: Delete")
-	eventually(t, "the claim is bound", func() bool { return c.get(t, ".status.phase", "pvc", "by-hand") == "Bound" })
+	await.Within(
+		t,
+		waitLimit,
+		"the claim is bound",
+		func() bool { return c.get(t, ".status.phase", "pvc", "by-hand") == "Bound" },
+	)
 	c.gone(t, "pvc", "by-hand")
 	c.event(t, "by-hand", quoted)
 }
@@ -215,7 +221,7 @@ func (c *cluster) staysAttached(t *testing.T, quoted string) {
 	if phase := c.get(t, ".status.phase", "pv", pv); phase != "Released" {
 		t.Errorf("the PersistentVolume is %s", phase)
 	}
-	eventually(t, "a VolumeAttachment has the reason", func() bool {
+	await.Within(t, waitLimit, "a VolumeAttachment has the reason", func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].status.detachError.message", "volumeattachments"), "only while the instance is stopped")
 	})
@@ -247,7 +253,7 @@ func (c *cluster) notMoved(t *testing.T, quoted string) {
 	c.kubectl(t, "cordon", c.b.Name)
 	t.Cleanup(func() { c.kubectl(t, "uncordon", c.b.Name) })
 	c.kubectl(t, "-n", namespace, "delete", "--wait=false", "pod", plugin)
-	eventually(t, "the plugin's pod has the event "+quoted, func() bool {
+	await.Within(t, waitLimit, "the plugin's pod has the event "+quoted, func() bool {
 		return strings.Contains(c.get(t, ".items[*].reason", "-n", namespace, "events",
 			"--field-selector=involvedObject.name="+plugin), quoted)
 	})
@@ -291,7 +297,7 @@ func (c *cluster) missingKey(t *testing.T, quoted string) {
 	c.kubectl(t, "-n", namespace, "patch", "secret", "oxide-secret", "--type=merge", "-p", `{"data":{"cluster-id":null}}`)
 	t.Cleanup(func() { c.restored(t, "cluster-id", c.id) })
 	c.kubectl(t, "-n", namespace, "delete", "pods", "-l", "app=oxide-csi-controller", "--force", "--grace-period=0")
-	eventually(t, "a controller is in "+quoted, func() bool {
+	await.Within(t, waitLimit, "a controller is in "+quoted, func() bool {
 		return strings.Contains(
 			c.get(t, ".items[*].status.containerStatuses[*].state.waiting.reason", "-n", namespace, "pods",
 				"-l", "app=oxide-csi-controller"),
@@ -307,7 +313,7 @@ func (c *cluster) wrongSetting(t *testing.T, quoted string) {
 	}
 	set("OXIDE_CSI_DETACH_GRACE=soon")
 	t.Cleanup(func() { set("OXIDE_CSI_DETACH_GRACE-"); c.rolledOut(t) })
-	eventually(t, "a controller crashes, and its log says "+quoted, func() bool {
+	await.Within(t, waitLimit, "a controller crashes, and its log says "+quoted, func() bool {
 		waiting := c.get(t, ".items[*].status.containerStatuses[*].state.waiting.reason", "-n", namespace, "pods",
 			"-l", "app=oxide-csi-controller")
 		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-controller", "-c", "oxide-plugin", "--tail=20")
@@ -332,7 +338,7 @@ func (c *cluster) anotherRackLabel(t *testing.T, quoted string) {
 	}
 	label("oxide.computer/rack=renamed")
 	t.Cleanup(func() { label("oxide.computer/rack-"); c.rolledOut(t); c.registered(t, c.b, "default") })
-	eventually(t, "kubelet's log says: "+quoted, func() bool {
+	await.Within(t, waitLimit, "kubelet's log says: "+quoted, func() bool {
 		said, err := os.ReadFile(c.b.path("kubelet.log"))
 		must(t, err)
 		return strings.Contains(string(said), quoted)
@@ -346,12 +352,12 @@ func (c *cluster) mayNotRemoveTaint(t *testing.T, quoted string) {
 		`[{"op":"test","path":"/rules/2/verbs","value":["patch"]},{"op":"remove","path":"/rules/2"}]`)
 	c.kubectl(t, "taint", "node", c.b.Name, startupTaint+":NoSchedule")
 	c.kubectl(t, "-n", namespace, "delete", "pods", "-l", "app=oxide-csi-node", "--field-selector=spec.nodeName="+c.b.Name)
-	eventually(t, "the plugin's log says: "+quoted, func() bool {
+	await.Within(t, waitLimit, "the plugin's log says: "+quoted, func() bool {
 		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "oxide-plugin", "--tail=20")
 		return strings.Contains(said, quoted)
 	})
 	c.kubectl(t, "apply", "-k", "overlay-components")
-	eventually(t, "with the right the taint goes", func() bool {
+	await.Within(t, waitLimit, "with the right the taint goes", func() bool {
 		return !strings.Contains(c.get(t, ".spec.taints[*].key", "node", c.b.Name), startupTaint)
 	})
 }
@@ -376,7 +382,7 @@ func (c *cluster) anotherInstance(t *testing.T, quoted string) {
 	c.uses(t, "astray", n)
 	c.event(t, "astray", quoted)
 	c.gone(t, "pod", "astray")
-	eventually(t, "the disk is detached", func() bool { return len(c.attached(t, n)) == 0 })
+	await.Within(t, waitLimit, "the disk is detached", func() bool { return len(c.attached(t, n)) == 0 })
 }
 
 // notInitialized adds a node that waits for a cloud controller manager, which this cluster does not have.
@@ -389,13 +395,13 @@ func (c *cluster) notInitialized(t *testing.T) *node {
 // uninitialized waits for the pod of the DaemonSet on a node without identity.
 func (c *cluster) uninitialized(t *testing.T, quoted string) {
 	n := c.notInitialized(t)
-	eventually(t, "kubectl shows "+quoted, func() bool {
+	await.Within(t, waitLimit, "kubectl shows "+quoted, func() bool {
 		return strings.Contains(
 			c.kubectl(t, "-n", namespace, "get", "pods", "--field-selector=spec.nodeName="+n.Name),
 			quoted,
 		)
 	})
-	eventually(t, "the init container says why", func() bool {
+	await.Within(t, waitLimit, "the init container says why", func() bool {
 		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "metadata", "--tail=20")
 		return strings.Contains(said, "check that the Oxide cloud controller manager runs")
 	})
@@ -426,7 +432,7 @@ func (c *cluster) anotherClusterID(t *testing.T, quoted string) {
 func (c *cluster) uninitializedWithoutInit(t *testing.T, quoted string) {
 	must(t, c.fromChart(t))
 	c.notInitialized(t)
-	eventually(t, "the plugin's log says: "+quoted, func() bool {
+	await.Within(t, waitLimit, "the plugin's log says: "+quoted, func() bool {
 		said, _ := c.try("-n", namespace, "logs", "-l", "app=oxide-csi-node", "-c", "oxide-plugin", "--tail=20")
 		return strings.Contains(said, quoted)
 	})

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -51,7 +52,7 @@ func TestTutorial(t *testing.T) {
 	for _, block := range blocks[:3] { // until the StatefulSet is applied
 		c.asReader(t, block)
 	}
-	eventually(t, "the claim says what its volume waits for", func() bool {
+	await.Within(t, waitLimit, "the claim says what its volume waits for", func() bool {
 		shown, err := c.try("describe", "pvc", "data-first-0")
 		return err == nil && strings.Contains(shown, "WaitsForRestart")
 	})

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // nextVersion is the version of overlay-next. Its program differs from the manifests' in the version alone.
@@ -136,7 +138,7 @@ func (c *cluster) runsVersion(t *testing.T, version string) {
 func (c *cluster) lastLine(t *testing.T, pod string) int {
 	t.Helper()
 	last := 0
-	eventually(t, pod+" has written", func() bool {
+	await.Within(t, waitLimit, pod+" has written", func() bool {
 		number, _, _ := strings.Cut(c.sh(t, pod, "/busybox tail -n 1 /data/log 2>/dev/null || true"), " ")
 		last, _ = strconv.Atoi(number)
 		return last > 0

@@ -25,6 +25,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -43,29 +44,39 @@ func TestPrometheus(t *testing.T) {
 		for _, target := range p.Targets {
 			query := strings.ReplaceAll(target.Expr, "$__rate_interval", "1m")
 			// The token is read a minute after the start.
-			eventually(t, p.Title+" has data for "+query, func() bool { return prometheus.numbers(t, query) > 0 })
+			await.Within(
+				t,
+				3*time.Minute,
+				p.Title+" has data for "+query,
+				func() bool { return prometheus.numbers(t, query) > 0 },
+			)
 		}
 	}
-	eventually(t, "the token expires soon", func() bool { return prometheus.fires(t, "OxideCSITokenExpires") })
+	await.Within(
+		t,
+		3*time.Minute,
+		"the token expires soon",
+		func() bool { return prometheus.fires(t, "OxideCSITokenExpires") },
+	)
 	if prometheus.fires(t, "OxideCSIPluginDown") {
 		t.Error("a plugin is said not to answer")
 	}
 	stop()
 	must(t, <-worked)
 	must(t, node.Stop())
-	eventually(t, "the node plugin does not answer", func() bool { return prometheus.fires(t, "OxideCSIPluginDown") })
+	await.Within(
+		t,
+		3*time.Minute,
+		"the node plugin does not answer",
+		func() bool { return prometheus.fires(t, "OxideCSIPluginDown") },
+	)
 	w.start(t, "node")
-	eventually(t, "the node plugin answers again", func() bool { return !prometheus.fires(t, "OxideCSIPluginDown") })
-}
-
-// eventually waits until a condition is true.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
+	await.Within(
+		t,
+		3*time.Minute,
+		"the node plugin answers again",
+		func() bool { return !prometheus.fires(t, "OxideCSIPluginDown") },
+	)
 }
 
 // world is a simulated rack, with the addresses of the plugins' metrics.
@@ -195,7 +206,7 @@ func (w *world) prometheus(t *testing.T) prometheus {
 		}
 	})
 	p := prometheus{"http://" + address}
-	eventually(t, "Prometheus is ready", func() bool {
+	await.Within(t, 3*time.Minute, "Prometheus is ready", func() bool {
 		answer, err := http.Get(p.url + "/-/ready")
 		if err != nil {
 			return false

@@ -19,6 +19,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const (
@@ -61,7 +63,7 @@ func (c *cluster) buckets(t *testing.T, operator cli) {
 	})
 	for i, name := range nodes {
 		operator.run(t, "job", "run", "-detach", c.gatewayJob(t, name))
-		eventually(t, "the gateway answers on "+name, func() bool {
+		await.Within(t, waitLimit, "the gateway answers on "+name, func() bool {
 			_, err := client.ListBuckets(t.Context(), &s3.ListBucketsInput{})
 			return err == nil
 		})

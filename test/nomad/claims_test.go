@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 // red is a namespace of another team.
@@ -46,12 +48,12 @@ func TestTwoNamespaces(t *testing.T) {
 
 	c.part("a job of the other namespace is refused", func(t *testing.T) { c.second(t, "node-a") })
 	c.part("nothing is taken from the job that runs", func(t *testing.T) {
-		eventually(t, "the controller's log names the claim", func() bool {
+		await.Within(t, waitLimit, "the controller's log names the claim", func() bool {
 			log, _, err := c.installer().try("alloc", "logs", "-stderr", "-job", "oxide-csi-controller")
 			return err == nil && strings.Contains(log, "a workload on the instance has claimed the volume") &&
 				strings.Contains(log, first[:8])
 		})
-		eventually(t, "the request is dropped", func() bool {
+		await.Within(t, waitLimit, "the request is dropped", func() bool {
 			_, open := c.deferred(t)
 			return open == 0
 		})
@@ -88,11 +90,11 @@ func (c *cluster) second(t *testing.T, client string) {
 		`job "example" {`, fmt.Sprintf("job \"second\" {\n  namespace = %q", red),
 		`group "example" {`, "group \"example\" {\n    reschedule {\n      attempts  = 0\n      unlimited = false\n    }\n"))
 	query := &api.QueryOptions{Namespace: red}
-	eventually(t, "the node has refused the second job", func() bool {
+	await.Within(t, waitLimit, "the node has refused the second job", func() bool {
 		allocs, _, err := c.admin.Jobs().Allocations("second", false, query)
 		return err == nil && len(allocs) == 1 && strings.Contains(failure(allocs), "already mounted at")
 	})
-	eventually(t, "Nomad has released its claim", func() bool {
+	await.Within(t, waitLimit, "Nomad has released its claim", func() bool {
 		info, _, err := c.admin.CSIVolumes().Info("data", query)
 		return err == nil && len(info.ReadAllocs)+len(info.WriteAllocs) == 0
 	})

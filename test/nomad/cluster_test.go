@@ -28,6 +28,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -381,7 +382,7 @@ func (m *machine) losePower() {
 	m.t.Helper()
 	agent := m.agent()
 	m.kill()
-	eventually(m.t, "no agent runs on "+m.name, func() bool { return syscall.Kill(agent, 0) != nil })
+	await.Within(m.t, waitLimit, "no agent runs on "+m.name, func() bool { return syscall.Kill(agent, 0) != nil })
 }
 
 // answers returns the log lines of the machine's plugins about answered calls.
@@ -432,7 +433,7 @@ func (c *cluster) removeCgroups(name string) {
 		})
 		must(c.t, err)
 		for _, folder := range slices.Backward(folders) {
-			eventually(c.t, "no process is in "+folder, func() bool {
+			await.Within(c.t, waitLimit, "no process is in "+folder, func() bool {
 				err := os.Remove(folder)
 				return err == nil || errors.Is(err, os.ErrNotExist)
 			})
@@ -692,7 +693,7 @@ func (p *process) tail() []byte {
 // eventually polls ask until it returns true, while the program runs.
 func (p *process) eventually(what string, ask func() bool) {
 	p.t.Helper()
-	eventually(p.t, p.name+": "+what, func() bool {
+	await.Within(p.t, waitLimit, p.name+": "+what, func() bool {
 		select {
 		case <-p.done:
 			p.t.Fatalf("%s has ended:\n%s", p.name, p.tail())
@@ -704,17 +705,6 @@ func (p *process) eventually(what string, ask func() bool) {
 
 // waitLimit exceeds Nomad's longest wait between two attempts in these tests, which is a minute.
 const waitLimit = 3 * time.Minute
-
-func eventually(t *testing.T, what string, ask func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(waitLimit)
-	for !ask() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-		<-time.After(50 * time.Millisecond)
-	}
-}
 
 // program returns the path of a program that test/programs/build.sh has built.
 func program(t *testing.T, name string) string {

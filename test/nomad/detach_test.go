@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/nomad/api"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const (
@@ -209,7 +211,7 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 	c.stopped(t, operator)
 	// The controller may not read the claims, so it detaches nothing by itself.
 	detach("node-a")
-	eventually(t, "the volume can be deleted", func() bool {
+	await.Within(t, waitLimit, "the volume can be deleted", func() bool {
 		_, _, err := operator.try("volume", "delete", "data")
 		return err == nil
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/nomad/api"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -349,7 +350,7 @@ func (c *cluster) says(t *testing.T, text string, args ...string) {
 			t.Logf("oxide-csi %s:\n%s%s", strings.Join(args, " "), said, stderr)
 		}
 	}()
-	eventually(t, fmt.Sprintf("oxide-csi %s says %q", strings.Join(args, " "), text), func() bool {
+	await.Within(t, waitLimit, fmt.Sprintf("oxide-csi %s says %q", strings.Join(args, " "), text), func() bool {
 		said, stderr, _ = user.tryProgram(programs.Plugin, args...)
 		return strings.Contains(said, text)
 	})
@@ -404,7 +405,7 @@ func (c *cluster) controller(t *testing.T) *api.AllocationListStub {
 	t.Helper()
 	var running []*api.AllocationListStub
 	// After an agent was killed, Nomad may show for a moment that the allocations of its client do not run.
-	eventually(t, "one controller runs", func() bool {
+	await.Within(t, waitLimit, "one controller runs", func() bool {
 		allocs, err := c.pluginAllocs("oxide-csi-controller")
 		running = slices.DeleteFunc(allocs, func(a *api.AllocationListStub) bool {
 			return a.ClientStatus != api.AllocClientStatusRunning
@@ -424,7 +425,7 @@ func (c *cluster) moveController(t *testing.T, client string) {
 	_, err := c.admin.Nodes().ToggleEligibility(alloc.NodeID, false, nil)
 	must(t, err)
 	c.installer().run(t, "alloc", "stop", "-detach", alloc.ID)
-	eventually(t, "the controller runs on "+client, func() bool {
+	await.Within(t, waitLimit, "the controller runs on "+client, func() bool {
 		allocs, err := c.pluginAllocs("oxide-csi-controller")
 		return err == nil && slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool {
 			return a.NodeName == client && a.ClientStatus == api.AllocClientStatusRunning
@@ -535,7 +536,7 @@ func (c *cluster) cannotStart(t *testing.T, user cli, volume, client, says strin
 	t.Helper()
 	user.variables = []string{"NOMAD_VAR_volume=" + volume, "NOMAD_VAR_client=" + client}
 	user.run(t, "job", "run", "-detach", "example.nomad.hcl")
-	eventually(t, "the allocation says "+says, func() bool {
+	await.Within(t, waitLimit, "the allocation says "+says, func() bool {
 		allocs, _, err := c.admin.Jobs().Allocations("example", false, nil)
 		return err == nil && slices.ContainsFunc(allocs, func(a *api.AllocationListStub) bool {
 			return strings.Contains(failure([]*api.AllocationListStub{a}), says)
@@ -559,14 +560,14 @@ func (c *cluster) rotate(t *testing.T) {
 	}
 	// A controller that starts with a wrong token is healthy for Nomad. Its check "ready" says what is wrong.
 	c.killPlugin(c.controller(t).NodeName, "controller")
-	eventually(t, "the check of the controller says that the token is wrong", func() bool {
+	await.Within(t, waitLimit, "the check of the controller says that the token is wrong", func() bool {
 		said, _, err := c.installer().try("alloc", "checks", c.controller(t).ID)
 		return err == nil && strings.Contains(said, "give a token of this silo")
 	})
 	c.healthy(1, 2)
 	c.putToken(t, "oxide-csi-controller", token)
 	c.sim.Token = token
-	eventually(t, "the controllers use the new token", func() bool {
+	await.Within(t, waitLimit, "the controllers use the new token", func() bool {
 		_, _, err := operator.try("volume", "create", "volumes/create.volume.hcl")
 		return err == nil
 	})
@@ -606,7 +607,7 @@ func (c *cluster) keepsClaim(t *testing.T, operator cli) {
 	})
 	must(t, err)
 	operator.run(t, "job", "stop", "-detach", "example")
-	eventually(t, "an unpublish has failed", func() bool {
+	await.Within(t, waitLimit, "an unpublish has failed", func() bool {
 		faults, err := c.sim.Faults(t.Context())
 		return err == nil && len(faults) == 1 && faults[0].Hits > 0
 	})
@@ -722,7 +723,7 @@ func (c *cluster) lines(t *testing.T, user cli, alloc string, writers ...string)
 func (c *cluster) logged(t *testing.T, user cli, alloc, want string) {
 	t.Helper()
 	got := ""
-	eventually(t, "the output is "+want, func() bool {
+	await.Within(t, waitLimit, "the output is "+want, func() bool {
 		stdout, _, err := user.try("alloc", "logs", alloc)
 		got = stdout
 		return err == nil && len(got) >= len(want)
@@ -743,7 +744,7 @@ func (c *cluster) stop(t *testing.T, user cli, volume string) {
 func (c *cluster) released(t *testing.T, volume string) {
 	t.Helper()
 	c.unclaimed(volume)
-	eventually(t, "the disk is detached", func() bool { return c.attached(t) == 0 })
+	await.Within(t, waitLimit, "the disk is detached", func() bool { return c.attached(t) == 0 })
 }
 
 func (c *cluster) unclaimed(volume string) {

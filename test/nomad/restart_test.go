@@ -17,6 +17,7 @@ import (
 
 	"github.com/hashicorp/nomad/api"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -123,7 +124,7 @@ func (c *cluster) group(t *testing.T, user cli, name string, volumes int, client
 // place.
 func (c *cluster) another(job, client string, than []string) (ids []string) {
 	c.t.Helper()
-	eventually(c.t, job+" runs again", func() bool {
+	await.Within(c.t, waitLimit, job+" runs again", func() bool {
 		ids = c.runs(job, client, len(than))
 		return !slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(than, id) && c.starts(id) < 2 })
 	})

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -28,12 +29,17 @@ func TestTutorial(t *testing.T) {
 		"project=databases", "project="+c.sim.Project, "/opt/nomad/data", filepath.Join(c.host(), "data")))
 	c.healthy(2, 2)
 	c.asReader(t, deploy, "", pages.Fill(t, blocks[1], "client=db-1", "client=node-a"))
-	eventually(t, "a controller's log is shown", func() bool { // not while the client of that controller is down
-		_, err := c.tryAsReader(t, deploy, "", blocks[2])
-		return err == nil
-	})
+	await.Within(
+		t,
+		waitLimit,
+		"a controller's log is shown",
+		func() bool { // not while the client of that controller is down
+			_, err := c.tryAsReader(t, deploy, "", blocks[2])
+			return err == nil
+		},
+	)
 	c.runs("group", "node-a", 2)
-	eventually(t, "an allocation has written a line", func() bool {
+	await.Within(t, waitLimit, "an allocation has written a line", func() bool {
 		shown, err := c.tryAsReader(t, deploy, "", blocks[3])
 		return err == nil && strings.HasPrefix(shown, "written by ")
 	})

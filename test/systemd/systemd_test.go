@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -677,13 +678,7 @@ func (m *machine) stop() {
 
 func (m *machine) eventually(what string, ask func() bool) {
 	m.t.Helper()
-	deadline := time.Now().Add(waitLimit)
-	for !ask() {
-		if time.Now().After(deadline) {
-			m.t.Fatalf("not in time: %s", what)
-		}
-		<-time.After(50 * time.Millisecond)
-	}
+	await.Within(m.t, waitLimit, what, ask)
 }
 
 func must(t *testing.T, err error) {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet"
 	"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-csi/kubelet/kubelettest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 )
 
 const (
@@ -38,15 +39,6 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-func eventually(t *testing.T, condition string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout: waited until %s", condition)
-		}
 	}
 }
 
@@ -105,7 +97,7 @@ func run(t *testing.T, dir string, checkInterval time.Duration) *running {
 	})
 	t.Cleanup(func() {
 		r.end()
-		eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+		await.Eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 	})
 	return r
 }
@@ -122,7 +114,7 @@ func startKubelet(t *testing.T, dir string, options kubelettest.Options) (k *kub
 // awaitReady waits until the kubelet has registered the plugin and the plugin is ready.
 func (r *running) awaitReady(t *testing.T, k *kubelettest.Kubelet) {
 	t.Helper()
-	eventually(t, "the plugin is registered", func() bool {
+	await.Eventually(t, "the plugin is registered", func() bool {
 		ready, _ := r.Ready()
 		return ready && k.Plugin(socketName) != nil
 	})
@@ -131,7 +123,7 @@ func (r *running) awaitReady(t *testing.T, k *kubelettest.Kubelet) {
 // awaitReason waits until the plugin is not ready with a reason that contains the text.
 func (r *running) awaitReason(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, "the plugin is not ready because of "+text, func() bool {
+	await.Eventually(t, "the plugin is not ready because of "+text, func() bool {
 		ready, waiting := r.Ready()
 		return !ready && strings.Contains(waiting, text)
 	})
@@ -176,7 +168,7 @@ func TestRegistration(t *testing.T) {
 			if _, err := os.Lstat(r.socket); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("the socket was not removed: %v", err)
 			}
-			eventually(t, "the kubelet removes the registration", func() bool { return k.Plugin(socketName) == nil })
+			await.Eventually(t, "the kubelet removes the registration", func() bool { return k.Plugin(socketName) == nil })
 		})
 	}
 }
@@ -185,7 +177,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 	dir := shortDir(t)
 	r := run(t, dir, time.Millisecond)
 	r.awaitReason(t, "has not registered this plugin yet")
-	eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
+	await.Eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	r.awaitReason(t, "watches the folder of "+r.socket)
 	k, _ := startKubelet(t, dir, kubelettest.Options{})
 	r.awaitReady(t, k)
@@ -196,12 +188,12 @@ func TestKubeletRestarts(t *testing.T) {
 	dir := shortDir(t)
 	_, stop := startKubelet(t, dir, kubelettest.Options{OmitStatus: true})
 	r := run(t, dir, 0)
-	eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
+	await.Eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
 	stop()
 	for round := range 3 {
 		k, stop := startKubelet(t, dir, kubelettest.Options{})
 		r.awaitReady(t, k)
-		eventually(
+		await.Eventually(
 			t,
 			"the registration is logged",
 			func() bool { return r.log.count("the kubelet has registered this plugin") == round+1 },
@@ -237,7 +229,7 @@ func TestRejection(t *testing.T) {
 			}
 			r := run(t, dir, pause)
 			r.awaitReason(t, "server is down")
-			eventually(t, "the kubelet has tried three times", func() bool { return len(k.Failures()) >= 3 })
+			await.Eventually(t, "the kubelet has tried three times", func() bool { return len(k.Failures()) >= 3 })
 			if n := r.log.count("server is down"); n != 1 {
 				t.Errorf("the log has the reason %d times, want once", n)
 			}
@@ -299,7 +291,7 @@ func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	r := run(t, dir, 50*time.Millisecond)
 	r.awaitReady(t, k)
 	must(t, os.Remove(r.socket))
-	eventually(t, "the removal is logged", func() bool { return r.log.count("was removed or replaced") == 1 })
+	await.Eventually(t, "the removal is logged", func() bool { return r.log.count("was removed or replaced") == 1 })
 	r.awaitReady(t, k)
 }
 

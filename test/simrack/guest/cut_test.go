@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -312,7 +313,7 @@ func (w *world) countUntilGone(kind, from string, disk simrack.GuestDisk, takeAw
 		}
 	}()
 	start := acknowledged.Load()
-	eventually(t, "the writer writes", func() bool { return acknowledged.Load() > start+3 })
+	await.Eventually(t, "the writer writes", func() bool { return acknowledged.Load() > start+3 })
 	takeAway()
 	<-stopped
 	must(t, f.Close())

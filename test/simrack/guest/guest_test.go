@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -110,7 +111,7 @@ func loopsBelow(t *testing.T, dir string) (found []string) {
 // device for a moment.
 func noLoops(t *testing.T, dir string) {
 	t.Helper()
-	eventually(t, "no loop devices are left below "+dir, func() bool { return len(loopsBelow(t, dir)) == 0 })
+	await.Eventually(t, "no loop devices are left below "+dir, func() bool { return len(loopsBelow(t, dir)) == 0 })
 }
 
 // data creates a store, and returns a disk with it for a slot.
@@ -206,16 +207,6 @@ func isMounted(t *testing.T, dir string) bool {
 		}
 	}
 	return false
-}
-
-// eventually waits for a state that the kernel reaches with a delay.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 // writeFile writes a file; with synced it also flushes the file to the disk.

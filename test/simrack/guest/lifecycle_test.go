@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -134,7 +135,7 @@ func TestLeftovers(t *testing.T) {
 	check("without a guest", simrack.GuestLeftovers{Loops: 1, Mounts: 1})
 	unmount(t, dir)
 	// A mount namespace that another process created meanwhile has a copy of the mount, until that process ends.
-	eventually(t, "nothing is left", func() bool {
+	await.Eventually(t, "nothing is left", func() bool {
 		got, err := w.Leftovers(map[string]bool{boot.ID: true})
 		must(t, err)
 		return got == simrack.GuestLeftovers{}
@@ -235,7 +236,7 @@ func TestKilled(t *testing.T) {
 	if entries, err := os.ReadDir(root); err != nil || len(entries) > 0 {
 		t.Errorf("the killed simulator's guests still exist: %v, %v", entries, err)
 	}
-	eventually(t, "only the mounted loop device is left", func() bool { return len(loopsBelow(t, state)) == 1 })
+	await.Eventually(t, "only the mounted loop device is left", func() bool { return len(loopsBelow(t, state)) == 1 })
 	if _, err := os.ReadFile(filepath.Join(mountPoint, "flushed")); err == nil {
 		t.Error("the killed simulator's mount still works")
 	}

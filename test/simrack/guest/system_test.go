@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -68,7 +69,7 @@ func (m *machines) script(t *testing.T, script string) string {
 func (m *machines) awaitMessage(what string) string {
 	m.t.Helper()
 	path := filepath.Join(m.notes, what)
-	eventually(m.t, "the guest says "+what, func() bool { _, err := os.Stat(path); return err == nil })
+	await.Eventually(m.t, "the guest says "+what, func() bool { _, err := os.Stat(path); return err == nil })
 	text, err := os.ReadFile(path)
 	m.must(err)
 	m.must(os.Remove(path))
@@ -456,7 +457,7 @@ say gone ""
 		w.must(w.Unplug(nodeA, volume.ID))
 		w.awaitMessage("gone")
 		w.must(w.PowerOff(nodeA, false))
-		eventually(t, "the disk is free", func() bool { return len(loopsBelow(t, w.state)) == 0 })
+		await.Eventually(t, "the disk is free", func() bool { return len(loopsBelow(t, w.state)) == 0 })
 		return w.content(volume)
 	})
 }
@@ -528,18 +529,22 @@ func TestGuestsDieWithAKilledSimulator(t *testing.T) {
 		t.Fatalf("the simulator to be killed: %q, %v", line, err)
 	}
 	m.awaitMessage("up")
-	eventually(t, "the guest runs", func() bool { return len(running(t, mark)) > 0 })
+	await.Eventually(t, "the guest runs", func() bool { return len(running(t, mark)) > 0 })
 	must(t, child.Process.Kill())
 	if err := child.Wait(); err == nil {
 		t.Fatal("the simulator exited with code 0")
 	}
-	eventually(t, "the guest is dead", func() bool { return len(running(t, mark)) == 0 && len(running(t, boot)) == 0 })
+	await.Eventually(
+		t,
+		"the guest is dead",
+		func() bool { return len(running(t, mark)) == 0 && len(running(t, boot)) == 0 },
+	)
 
 	w := openWorld(t, root, state)
 	if entries, err := os.ReadDir(root); err != nil || len(entries) > 0 {
 		t.Errorf("the killed simulator's guests still exist: %v, %v", entries, err)
 	}
-	eventually(t, "the disks are free", func() bool { return len(loopsBelow(t, state)) == 0 })
+	await.Eventually(t, "the disks are free", func() bool { return len(loopsBelow(t, state)) == 0 })
 	m.world = w
 	if got := m.content(simrack.GuestDisk{ID: "volume"}); got["flushed"] != "safe\n" {
 		t.Errorf("on the disk: %v", got)
@@ -562,7 +567,7 @@ func TestNoThreadStaysInAGuest(t *testing.T) {
 	must(t, err)
 	for _, thread := range threads {
 		if other, err := os.Readlink(thread); err == nil && other != own {
-			eventually(t, regexp.MustCompile(`task/\d+`).FindString(thread)+" ends", func() bool {
+			await.Eventually(t, regexp.MustCompile(`task/\d+`).FindString(thread)+" ends", func() bool {
 				_, err := os.Readlink(thread)
 				return err != nil
 			})
