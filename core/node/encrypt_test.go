@@ -146,7 +146,7 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 		{"a filesystem of this volume", func(r *nodeRig, v *volume) {
 			r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v))
 		}, "should be encrypted but holds"},
-		{"data where the filesystem inside would begin", func(r *nodeRig, v *volume) { r.poke(v, 16<<20+1030, "data") }, "refusing to format"},
+		{"data where the filesystem inside would begin", func(r *nodeRig, v *volume) { r.poke(v, 16<<20+64<<10, "data") }, "refusing to format"},
 		{"data in the first MiB", func(r *nodeRig, v *volume) { r.poke(v, 600<<10, "data") }, "refusing to format"},
 		{"a snapshot with data where nothing but a whole read finds it", func(r *nodeRig, v *volume) {
 			v.publish[rpc.KeyOrigin] = rpc.OriginSnapshot
