@@ -31,10 +31,10 @@ func (c *Service) clone(
 	if err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
-	if err := want.takeFixed(source.Description, source.SizeBytes, size); err != nil {
+	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
+	if err := want.takeFixed(description, source.SizeBytes, size); err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
-	description, _ := rack.ParseDescription(source.Description) // a disk that this plugin did not make has no lineage
 	want.description.Lineage = rack.Lineage(source.VolumeID, description.Lineage)
 	want.description.Clone = true
 	disk, err := rc.copyDisk(ctx, want, source, size)
@@ -54,7 +54,9 @@ func (c *Service) sourceDisk(
 	if err := rc.checkSource(ctx, source, candidates); err != nil {
 		return rc, source, 0, err
 	}
-	if err := checkSourceEncryption(want, "volume", source.Name, source.VolumeID, source.Description); err != nil {
+	described, ours := rack.ParseDescription(source.Description)
+	err = checkSourceEncryption(want, "volume", source.Name, source.VolumeID, sourceContent{described, ours})
+	if err != nil {
 		return rc, source, 0, err
 	}
 	if source, err = rc.waitForSource(ctx, source); err != nil {

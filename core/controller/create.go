@@ -469,11 +469,17 @@ func encryptionText(luks int) string {
 	return "is encrypted"
 }
 
+// sourceContent is what the descriptions on the rack say about the content of a source.
+type sourceContent struct {
+	rack.Description
+	// known is false if no description says anything: a user made the disk.
+	known bool
+}
+
 // checkSourceEncryption rejects an encrypted source for a volume that is not encrypted, and the reverse: a copy has the
-// bytes of its source.
-func checkSourceEncryption(want volumeRequest, kind, name, id, description string) error {
-	source, _ := rack.ParseDescription(description) // a source that this plugin did not make is not known to be encrypted
-	if source.LUKS == want.params.luks {
+// bytes of its source. If the content is not known, the request counts, and the node refuses what it finds to differ.
+func checkSourceEncryption(want volumeRequest, kind, name, id string, source sourceContent) error {
+	if !source.known || source.LUKS == want.params.luks {
 		return nil
 	}
 	advice := "remove parameter " + rpc.KeyEncryption
@@ -484,10 +490,8 @@ func checkSourceEncryption(want volumeRequest, kind, name, id, description strin
 		kind, name, id, encryptionText(source.LUKS), advice)
 }
 
-// takeFixed takes over from the description of the source whether the filesystem may never grow. Such a volume is as
-// large as its source.
-func (r *volumeRequest) takeFixed(description string, sourceBytes, sizeBytes int64) error {
-	source, _ := rack.ParseDescription(description)
+// takeFixed takes over from the source whether the filesystem may never grow. Such a volume is as large as its source.
+func (r *volumeRequest) takeFixed(source rack.Description, sourceBytes, sizeBytes int64) error {
 	r.description.Fixed = source.Fixed && !r.params.rawBlock
 	if r.description.Fixed && sizeBytes > sourceBytes {
 		return rpc.OutOfRange(
@@ -536,14 +540,14 @@ func (c *Service) restore(
 	want volumeRequest,
 	candidates []*rack.Client,
 ) (rackController, rack.Disk, error) {
-	rc, snapshot, size, err := c.sourceSnapshot(ctx, want, candidates)
+	rc, snapshot, content, size, err := c.sourceSnapshot(ctx, want, candidates)
 	if err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
-	if err := want.takeFixed(snapshot.Description, snapshot.SizeBytes, size); err != nil {
+	if err := want.takeFixed(content.Description, snapshot.SizeBytes, size); err != nil {
 		return c.existingOr(ctx, want, candidates, err)
 	}
-	want.description.Lineage = lineageOf(snapshot)
+	want.description.Lineage = content.Lineage
 	disk, err := rc.createUnlessReplaced(ctx, want, size, snapshot.ID)
 	if errors.Is(err, rack.ErrNotFound) {
 		err = rpc.Unavailable("volume %q: its snapshot %s was deleted meanwhile: retry: %w", want.name, snapshot.ID, err)
@@ -551,21 +555,27 @@ func (c *Service) restore(
 	return rc, disk, err
 }
 
-// sourceSnapshot returns the requested snapshot and the size of the volume made from it. It rejects a snapshot that
-// cannot be the source.
+// sourceSnapshot returns the requested snapshot, what is known of its content, and the size of the volume made from it.
+// It rejects a snapshot that cannot be the source.
 func (c *Service) sourceSnapshot(
 	ctx context.Context,
 	want volumeRequest,
 	candidates []*rack.Client,
-) (rc rackController, snapshot rack.Snapshot, size int64, err error) {
+) (rc rackController, snapshot rack.Snapshot, content sourceContent, size int64, err error) {
 	if rc, snapshot, err = c.snapshot(ctx, want.snapshotID); err != nil {
-		return rc, snapshot, 0, err
+		return rc, snapshot, content, 0, err
 	}
-	if err := rc.checkSourceSnapshot(ctx, want, snapshot, candidates); err != nil {
-		return rc, snapshot, 0, err
+	if err = rc.checkSourceSnapshot(ctx, snapshot, candidates); err != nil {
+		return rc, snapshot, content, 0, err
+	}
+	if content, err = rc.snapshotContent(ctx, want, snapshot); err != nil {
+		return rc, snapshot, content, 0, err
+	}
+	if err = checkSourceEncryption(want, "snapshot", snapshot.Name, snapshot.ID, content); err != nil {
+		return rc, snapshot, content, 0, err
 	}
 	if snapshot, err = rc.waitForReadySnapshot(ctx, snapshot, rpc.FailedPrecondition); err != nil {
-		return rc, snapshot, 0, err
+		return rc, snapshot, content, 0, err
 	}
 	size, err = chooseSize(want.capacity, snapshot.SizeBytes)
 	if err == nil && want.params.readOnly && size != snapshot.SizeBytes {
@@ -575,13 +585,12 @@ func (c *Service) sourceSnapshot(
 			size,
 		)
 	}
-	return rc, snapshot, size, err
+	return rc, snapshot, content, size, err
 }
 
 // checkSourceSnapshot rejects a snapshot as the source of a volume by what does not change.
 func (c rackController) checkSourceSnapshot(
 	ctx context.Context,
-	want volumeRequest,
 	snapshot rack.Snapshot,
 	candidates []*rack.Client,
 ) error {
@@ -599,16 +608,39 @@ func (c rackController) checkSourceSnapshot(
 			snapshot.ID,
 		)
 	}
-	return checkSourceEncryption(want, "snapshot", snapshot.Name, snapshot.ID, snapshot.Description)
+	return nil
 }
 
-// lineageOf is the lineage of a volume made from a snapshot. Of a snapshot that this plugin did not make, only the disk
-// is known.
-func lineageOf(snapshot rack.Snapshot) []string {
-	if description, ours := rack.ParseDescription(snapshot.Description); ours && len(description.Lineage) > 0 {
-		return description.Lineage
+// snapshotContent returns what is known of the content of a snapshot, with the lineage of a volume made from it. If a
+// user made the snapshot, the description of its disk counts, as long as the disk exists. If a user made the disk,
+// nothing says whether it is encrypted: the description of this plugin's snapshot does not know it either.
+func (c rackController) snapshotContent(
+	ctx context.Context,
+	want volumeRequest,
+	snapshot rack.Snapshot,
+) (sourceContent, error) {
+	description, ours := rack.ParseDescription(snapshot.Description)
+	content := sourceContent{Description: description, known: ours}
+	if len(content.Lineage) == 0 {
+		content.Lineage = rack.Lineage(snapshot.VolumeID, nil)
 	}
-	return rack.Lineage(snapshot.VolumeID, nil)
+	if ours && (content.LUKS != 0 || want.params.luks == 0) {
+		return content, nil
+	}
+	disk, err := c.rack.DiskByID(ctx, snapshot.DiskID)
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
+		return content, c.confirmNotFound(ctx)
+	case err != nil && !errors.Is(err, rack.ErrUnknown):
+		return content, err
+	}
+	described, known := rack.ParseDescription(disk.Description)
+	content.known = known
+	if !ours {
+		content.Description = described
+		content.Lineage = rack.Lineage(disk.VolumeID, described.Lineage)
+	}
+	return content, nil
 }
 
 // existingOr answers a create whose source cannot be used, with sourceErr if the volume does not exist. An earlier call

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 func encrypted(req *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
@@ -96,5 +97,98 @@ func TestSourceDiffersInEncryption(t *testing.T) {
 	again := r.create(t, encrypted(from("g", fromSnapshot(r.snapshot(t, "again", cloned.GetVolumeId())))))
 	if again.GetVolumeContext()[rpc.KeyEncryption] != rpc.EncryptionLUKS2 {
 		t.Errorf("the copy of a copy: %v", again.GetVolumeContext())
+	}
+}
+
+// A snapshot that a user made has no description. Its disk tells whether it is encrypted, whose header and filesystem
+// it may have, and whether the filesystem may grow.
+func TestSnapshotMadeByHandOfAnEncryptedVolume(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, r *rig, id string) (volume string, lineage []string){
+		"a new volume": func(_ *testing.T, _ *rig, id string) (string, []string) { return "secret", []string{id} },
+		"a grown volume": func(t *testing.T, r *rig, id string) (string, []string) {
+			_, err := r.expand(t, id, 2*coretest.GiB)
+			r.Must(t, err)
+			return "secret", []string{id}
+		},
+		"a copy": func(t *testing.T, r *rig, id string) (string, []string) {
+			copied := r.create(t, encrypted(from("copy", fromVolume(id)))).GetVolumeId()
+			return "copy", []string{copied, id}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			volume, lineage := prepare(t, r, r.create(t, encrypted(coretest.CreateRequest("secret"))).GetVolumeId())
+			disk := r.volumeNamed(t, volume)
+			source := fromSnapshot(r.userSnapshot(t, coretest.Project, "mine", "before the update", disk))
+			_, err := r.CreateVolume(t.Context(), from("plain", source))
+			coretest.WantCode(t, err, codes.InvalidArgument, "is encrypted", "set parameter encryption to luks2")
+			restored := r.create(t, encrypted(from("restored", source)))
+			if restored.GetVolumeContext()[rpc.KeyEncryption] != rpc.EncryptionLUKS2 {
+				t.Errorf("volume context %v", restored.GetVolumeContext())
+			}
+			r.wantLineage(t, restored.GetVolumeId(), lineage...)
+		})
+	}
+}
+
+func TestSnapshotMadeByHandOfAPlainVolume(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("plain")
+	req.Parameters = map[string]string{rpc.KeyMkfsOptions: "-O bigalloc -C 65536"}
+	plain := r.create(t, req).GetVolumeId()
+	source := fromSnapshot(r.userSnapshot(t, coretest.Project, "mine", "", plain))
+	_, err := r.CreateVolume(t.Context(), encrypted(from("secret", source)))
+	coretest.WantCode(t, err, codes.InvalidArgument, "is not encrypted", "remove parameter encryption")
+	larger := from("larger", source)
+	larger.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB}
+	_, err = r.CreateVolume(t.Context(), larger)
+	coretest.WantCode(t, err, codes.OutOfRange, "bigalloc")
+	r.create(t, from("restored", source))
+}
+
+// Where no description tells, the request counts, and the node looks at the content.
+func TestSourceOfUnknownEncryption(t *testing.T) {
+	for name, source := range map[string]func(t *testing.T, r *rig) *csi.VolumeContentSource{
+		"a snapshot by hand, whose disk is gone": func(t *testing.T, r *rig) *csi.VolumeContentSource {
+			id := r.create(t, encrypted(coretest.CreateRequest("secret"))).GetVolumeId()
+			source := fromSnapshot(r.userSnapshot(t, coretest.Project, "mine", "", id))
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+			r.Must(t, err)
+			return source
+		},
+		"a snapshot by hand of a disk by hand": func(t *testing.T, r *rig) *csi.VolumeContentSource {
+			return fromSnapshot(
+				r.userSnapshot(t, coretest.Project, "mine", "", r.UserDisk(t, coretest.Project, "disk", "").Id))
+		},
+		"a snapshot of a disk by hand": func(t *testing.T, r *rig) *csi.VolumeContentSource {
+			return fromSnapshot(r.snapshot(t, "s", r.UserDisk(t, coretest.Project, "disk", "").Id))
+		},
+		"a disk by hand": func(t *testing.T, r *rig) *csi.VolumeContentSource {
+			return fromVolume(r.UserDisk(t, coretest.Project, "disk", "").Id)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			source := source(t, r)
+			plain := r.create(t, from("plain-copy", source)).GetVolumeContext()
+			secret := r.create(t, encrypted(from("secret-copy", source))).GetVolumeContext()
+			if plain[rpc.KeyEncryption] != "" || secret[rpc.KeyEncryption] != rpc.EncryptionLUKS2 {
+				t.Errorf("volume contexts %v, %v", plain, secret)
+			}
+		})
+	}
+}
+
+// A rack that does not answer whether the disk is encrypted is asked again: the volume would say the wrong thing for
+// good.
+func TestDiskOfASnapshotIsNotShown(t *testing.T) {
+	r := newRig(t)
+	id := r.create(t, encrypted(coretest.CreateRequest("secret"))).GetVolumeId()
+	source := fromSnapshot(r.userSnapshot(t, coretest.Project, "mine", "", id))
+	r.Inject(t, "disk_view", simtest.FaultStatus, 500)
+	_, err := r.CreateVolume(t.Context(), from("plain", source))
+	coretest.WantCode(t, err, codes.Unavailable)
+	if ids := r.Volumes(t); len(ids) != 1 {
+		t.Errorf("%d disks, want 1", len(ids))
 	}
 }

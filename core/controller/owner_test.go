@@ -79,7 +79,7 @@ func (r *rig) wantOwned(t *testing.T, cluster string, want ...string) {
 func wantForeign(t *testing.T, err error) {
 	t.Helper()
 	coretest.WantCode(t, err, codes.FailedPrecondition, `"`+otherCluster+`"`, `"`+coretest.Cluster+`"`,
-		"oxide-csi volume adopt")
+		"oxide-csi volume adopt", "a snapshot that was made by hand")
 }
 
 // What changes something on the rack is refused for a volume of another cluster, and changes nothing.
@@ -173,14 +173,26 @@ func TestVolumeOfNoCluster(t *testing.T) {
 		_, err := cluster.CreateVolume(t.Context(), from("c", fromVolume(disk)))
 		r.Must(t, err)
 	}
-	theirs := r.otherController(t, otherCluster).Create(t, "theirs")
-	byHand, err := r.SDK.SnapshotCreate(t.Context(), oxide.SnapshotCreateParams{
-		Project: coretest.Project,
-		Body:    &oxide.SnapshotCreate{Name: "by-hand", Description: "for the other cluster", Disk: oxide.NameOrId(theirs)},
-	})
-	r.Must(t, err)
-	_, err = r.CreateVolume(t.Context(), from("r", fromSnapshot(byHand.Id)))
-	r.Must(t, err)
+}
+
+// While both clusters live, data of the other one comes through a snapshot that was made by hand: of its volume, or of
+// the volume that it restores from its own snapshot. The volume knows whose filesystem and header it may have.
+func TestDataOfALivingCluster(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	theirs, node := r.otherController(t, otherCluster), r.Node(t, "node-a")
+	volume := theirs.create(t, encrypted(coretest.CreateRequest("v"))).GetVolumeId()
+	snapshot := theirs.snapshot(t, "s", volume)
+	restored := theirs.create(t, encrypted(from("restored", fromSnapshot(snapshot)))).GetVolumeId()
+	for name, lineage := range map[string][]string{"now": {volume}, "then": {restored, volume}} {
+		byHand := fromSnapshot(r.userSnapshot(t, coretest.Project, name, "for the other cluster", lineage[0]))
+		copied := r.create(t, encrypted(from(name, byHand))).GetVolumeId()
+		r.wantLineage(t, copied, lineage...)
+		r.Must(t, r.Publish(t, copied, node))
+	}
+	_, err := r.CreateVolume(t.Context(), encrypted(from("refused", fromSnapshot(snapshot))))
+	wantForeign(t, err)
+	r.Must(t, theirs.Publish(t, volume, node))
 }
 
 // After an adoption the adopting cluster can do everything with the volume and its snapshots.

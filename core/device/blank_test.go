@@ -64,6 +64,14 @@ func poke(t *testing.T, d *devicetest.Disk, offset int64, bytes string) {
 	}
 }
 
+// pokePartitionTable writes one Linux partition from sector 2048, 4096 sectors long, and the signature of a boot
+// sector.
+func pokePartitionTable(t *testing.T, d *devicetest.Disk) {
+	t.Helper()
+	poke(t, d, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
+	poke(t, d, 510, "\x55\xaa")
+}
+
 func TestProveBlank(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{1 * mib, 320 * mib, 3*1024*mib + 512*kib, 1023 * 1024 * mib} {
@@ -86,7 +94,7 @@ func TestProveBlank(t *testing.T) {
 // One byte where a known format has a superblock is enough to reject the disk.
 func TestProveBlankFindsBytes(t *testing.T) {
 	t.Parallel()
-	const size = 3 << 30
+	const gib, size = 1 << 30, 3 << 30
 	for _, tc := range []struct {
 		what   string
 		offset int64
@@ -101,12 +109,19 @@ func TestProveBlankFindsBytes(t *testing.T) {
 		{"LUKS2, second header at 1 MiB", 1 * mib},
 		{"VMFS", 2 * mib},
 		{"LUKS2, second header at 4 MiB", 4 * mib},
+		{"VMFS, at 16 MiB", 16 * mib},
+		{"VMFS, at 1 GiB", gib + 2*mib},
 		{"ext, copy with 1 KiB blocks", 8*mib + kib + 0x38},
 		{"ext, copy with 2 KiB blocks", 32*mib + 2*kib + 0x38},
 		{"btrfs, first copy", 64*mib + 0x40},
 		{"ext, copy in group 1", 128*mib + 0x38},
+		{"ext, copy in group 5", 5*128*mib + 0x38},
+		{"ext, copy in group 7", 7*128*mib + 0x38},
 		{"ext, copy in group 9", 9*128*mib + 0x38},
 		{"xfs, second allocation group", size / 4},
+		{"xfs, second allocation group, rounded down to stripes", size/4 - 32*kib},
+		{"xfs, second allocation group, rounded up to stripes", size/4 + 32*kib - 1},
+		{"xfs, third allocation group", size / 2},
 		{"xfs, last allocation group", size / 4 * 3},
 		{"Promise RAID", size - 3087*512},
 		{"first byte of the last MiB", size - mib},
@@ -115,11 +130,12 @@ func TestProveBlankFindsBytes(t *testing.T) {
 		{"md 1.0", size - 8*kib},
 		{"GPT, second header", size - 512},
 		{"last byte", size - 1},
+		{"btrfs, second copy", 256*gib + 0x40},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()
 			g := devicetest.New(t)
-			d := g.Add(diskName, size)
+			d := g.Add(diskName, max(size, tc.offset/gib*gib+gib))
 			poke(t, d, tc.offset, "x")
 			_, err := prove(t, g, d, blankOrigin)
 			if !errors.Is(err, device.ErrNotBlank) {
@@ -157,9 +173,7 @@ func TestProveBlankRejects(t *testing.T) {
 			devicetest.Run(t, "mkswap", d.Loop)
 		}, blankOrigin, device.ErrNotBlank, "it holds swap"},
 		{"partition table", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
-			// One Linux partition from sector 2048, 4096 sectors long, and the signature of a boot sector.
-			poke(t, d, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
-			poke(t, d, 510, "\x55\xaa")
+			pokePartitionTable(t, d)
 		}, blankOrigin, device.ErrNotBlank, "partition table (dos)"},
 		{"LUKS header", func(t *testing.T, _ *devicetest.Guest, d *devicetest.Disk) {
 			poke(t, d, 0, "LUKS\xba\xbe\x00\x01")
@@ -296,6 +310,79 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 			}
 			if devicetest.Digest(t, d.Loop, d.Backing) != before {
 				t.Error("the disk was written to")
+			}
+		})
+	}
+}
+
+// An encrypted disk into which something was written is found where mkfs and workloads write first. A disk for raw
+// block is read as a whole, if it is not too large.
+func TestCheckNeverWritten(t *testing.T) {
+	t.Parallel()
+	const size, dataOffset, anywhere = 320 * mib, 16 * mib, 123456789
+	for _, tc := range []struct {
+		name      string
+		offset    int64
+		rawBlock  bool
+		scanLimit int64
+		written   bool
+	}{
+		{"header", dataOffset - 1, true, size, false},
+		{"superblock of btrfs", dataOffset + 64*kib, false, 0, true},
+		{"last byte", size - 1, false, 0, true},
+		{"anywhere, filesystem", anywhere, false, size, false},
+		{"anywhere, raw block", anywhere, true, size, true},
+		{"anywhere, raw block, too large", anywhere, true, size - 1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			d := g.Add(diskName, size)
+			dev, err := g.Roots().ByNumber(d.Number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			poke(t, d, tc.offset, "x")
+			err = device.CheckNeverWritten(t.Context(), dev, dataOffset, device.BlankOptions{
+				RawBlock: tc.rawBlock, ScanLimit: tc.scanLimit,
+			})
+			if written := errors.Is(err, device.ErrNotBlank); written != tc.written || !written && err != nil {
+				t.Errorf("%v, want written %t", err, tc.written)
+			}
+		})
+	}
+}
+
+// The superblock of ext says in several ways that the filesystem needs a check.
+func TestExtStateUnclean(t *testing.T) {
+	t.Parallel()
+	const state, incompatible = 0x3a, 0x60
+	for _, tc := range []struct {
+		name    string
+		options string
+		offset  int64
+		set     byte
+		want    string
+	}{
+		{"clean", "^metadata_csum", state, 0x1, ""},
+		{"in use", "^metadata_csum", state, 0, "it was not unmounted"},
+		{"files to delete", "^metadata_csum", state, 0x1 | 0x4, "it was not unmounted"},
+		{"errors", "^metadata_csum", state, 0x1 | 0x2, "it has errors"},
+		{"a journal", "none,has_journal", incompatible, 0x4, "it has a journal to replay"},
+		{"no journal", "none", state, 0x1, "it has no journal"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			d := g.Add(diskName, 64*mib)
+			devicetest.Run(t, "mkfs.ext4", "-q", "-O", tc.options, d.Loop)
+			poke(t, d, 1024+tc.offset, string([]byte{tc.set}))
+			dev, err := g.Roots().ByNumber(d.Number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := device.ReadExtState(dev); err != nil || got.Unclean != tc.want {
+				t.Errorf("%q, %v; want %q", got.Unclean, err, tc.want)
 			}
 		})
 	}
@@ -606,6 +693,13 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 	ext4 := func(uuid string) func(t *testing.T, d *devicetest.Disk) {
 		return func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, "mkfs.ext4", "-q", "-U", uuid, d.Loop) }
 	}
+	// ext4With sets one byte of the superblock, which has no checksum here.
+	ext4With := func(offset int64) func(t *testing.T, d *devicetest.Disk) {
+		return func(t *testing.T, d *devicetest.Disk) {
+			devicetest.Run(t, "mkfs.ext4", "-q", "-O", "^metadata_csum", "-U", own, d.Loop)
+			poke(t, d, 1024+offset, "\x01")
+		}
+	}
 	for _, tc := range []struct {
 		name          string
 		prepare       func(t *testing.T, d *devicetest.Disk)
@@ -619,6 +713,13 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		{"own ext4, mounted since", func(t *testing.T, d *devicetest.Disk) {
 			ext4(own)(t, d)
 			mountOnce(t, d)
+		}, true, false, false},
+		{"own ext4, with a time of its last mount", ext4With(0x2c), true, false, false},
+		{"own ext4, with such a time after 2106", ext4With(0x275), true, false, false},
+		{"own ext4, with a number of mounts", ext4With(0x34), true, false, false},
+		{"own ext4, with a partition table", func(t *testing.T, d *devicetest.Disk) {
+			ext4(own)(t, d)
+			pokePartitionTable(t, d)
 		}, true, false, false},
 		{"another volume's ext4", ext4(foreign), true, false, false},
 		{"own xfs, in progress", func(t *testing.T, d *devicetest.Disk) {
@@ -643,6 +744,10 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)
 			pokeBtrfs(t, d, 0x233, 0)
+		}, true, false, false},
+		{"own btrfs, whose UUID tree was checked", func(t *testing.T, d *devicetest.Disk) {
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
+			pokeBtrfs(t, d, 0x233, 1)
 		}, true, false, false},
 		{"own btrfs, with a log", func(t *testing.T, d *devicetest.Disk) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)

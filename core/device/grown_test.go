@@ -75,6 +75,30 @@ func TestGrownDiskIsNotBlank(t *testing.T) {
 		grow(t, g, d, 5*gib)
 		wantNotBlank(t, findGrown(t, g), blankOrigin)
 	})
+	// Each byte is at a place that follows from an earlier size alone.
+	for name, tc := range map[string]struct {
+		offset    int64
+		encrypted bool
+	}{
+		"md 0.90, first size":             {gib - 64*kib, false},
+		"zfs, third label, size between":  {2*gib - 512*kib + 16*kib, false},
+		"place of a marker, size between": {2 * gib / 19 * 7, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := devicetest.New(t)
+			d := grow(t, g, g.Add(diskName, gib), 5*gib)
+			options := blankOrigin
+			options.Encrypted = tc.encrypted
+			poke(t, d, tc.offset, "x")
+			wantNotBlank(t, findGrown(t, g), options)
+			poke(t, d, tc.offset, "\x00")
+			blank, err := device.ProveBlank(t.Context(), findGrown(t, g), options)
+			if err = errors.Join(err, blank.Close()); err != nil {
+				t.Errorf("zeroed again: %v", err)
+			}
+		})
+	}
 	t.Run("encrypted", func(t *testing.T) {
 		t.Parallel()
 		const dataOffset = 16 << 20

@@ -105,3 +105,17 @@ func FuzzParseMkfsOptions(f *testing.F) {
 		}
 	})
 }
+func TestKeepsItsSize(t *testing.T) {
+	for options, want := range map[string]bool{
+		"": false, "-O bigalloc": true, "-b 4096 -O 64bit,bigalloc,quota": true, "-O 64bit -O bigalloc": true,
+		"-O ^bigalloc": false, "-O 64bit": false, "-L bigalloc": false,
+	} {
+		parsed, err := filesystem.ParseMkfsOptions("ext4", options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := filesystem.KeepsItsSize(parsed); got != want {
+			t.Errorf("%q: %t, want %t", options, got, want)
+		}
+	}
+}

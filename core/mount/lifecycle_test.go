@@ -378,18 +378,24 @@ func TestFormatAgainAfterKill(t *testing.T) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	record := func(boot string) {
+	record := func(boot string, sequence uint64) {
 		t.Helper()
 		r.Write(
 			filepath.Join(folder, r.volumeID.String()),
 			`{"bootID":"`+boot+`","diskSequence":`+strconv.FormatUint(sequence, 10)+`}`,
 		)
 	}
-	record("another")
-	if err := r.format(t, "ext4"); !errors.Is(err, device.ErrNotBlank) {
-		t.Fatalf("with a record of an earlier boot: %v, want ErrNotBlank", err)
+	thisBoot := strings.TrimSpace(string(bootID))
+	for what, write := range map[string]func(){
+		"an earlier boot":    func() { record("another", sequence) },
+		"another attachment": func() { record(thisBoot, sequence-1) },
+	} {
+		write()
+		if err := r.format(t, "ext4"); !errors.Is(err, device.ErrNotBlank) {
+			t.Fatalf("with a record of %s: %v, want ErrNotBlank", what, err)
+		}
 	}
-	record(strings.TrimSpace(string(bootID)))
+	record(thisBoot, sequence)
 	if err := r.format(t, "ext4"); err != nil {
 		t.Errorf("with a record of this very attachment: %v", err)
 	}

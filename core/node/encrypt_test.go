@@ -146,12 +146,20 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 		{"a filesystem of this volume", func(r *nodeRig, v *volume) {
 			r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v))
 		}, "should be encrypted but holds"},
-		{"data where the filesystem inside would begin", func(r *nodeRig, v *volume) { r.poke(v, 16<<20+1030, "data") }, "refusing to format"},
+		{"data where the filesystem inside would begin", func(r *nodeRig, v *volume) { r.poke(v, 16<<20+64<<10, "data") }, "refusing to format"},
 		{"data in the first MiB", func(r *nodeRig, v *volume) { r.poke(v, 600<<10, "data") }, "refusing to format"},
-		{"a snapshot with data in the middle", func(r *nodeRig, v *volume) {
+		{"a snapshot with data where nothing but a whole read finds it", func(r *nodeRig, v *volume) {
 			v.publish[rpc.KeyOrigin] = rpc.OriginSnapshot
-			r.poke(v, 20<<20, "data")
+			r.poke(v, 123456789, "data")
 		}, "refusing to format"},
+		{"a snapshot of a plain volume", func(r *nodeRig, v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, uuid.NewString()
+			r.run("mkfs.ext4", "-q", r.node(v))
+		}, "should be encrypted but holds"},
+		{"a snapshot with another volume's header", func(r *nodeRig, v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, uuid.NewString()
+			r.luksFormat(v, luks.HeaderUUID(uuid.New()).String(), "secret")
+		}, `set verifyFilesystem: "false" in the volume's context`},
 		{"another volume's header", func(r *nodeRig, v *volume) {
 			r.luksFormat(v, luks.HeaderUUID(uuid.New()).String(), "secret")
 		}, `set verifyFilesystem: "false" in the volume's context`},
@@ -169,6 +177,21 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 			delete(v.publish, rpc.KeyEncryption)
 			delete(v.volume, rpc.KeyEncryption)
 		}, "is encrypted, and the contexts do not say so"},
+		{"a snapshot of an encrypted volume for a plain filesystem", func(r *nodeRig, v *volume) {
+			source := uuid.New()
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, source.String()
+			r.luksFormat(v, luks.HeaderUUID(source).String(), "secret")
+			delete(v.publish, rpc.KeyEncryption)
+			delete(v.volume, rpc.KeyEncryption)
+			v.secrets = nil
+		}, "is encrypted, and the contexts do not say so"},
+		{"a snapshot with an unknown header for a plain filesystem", func(r *nodeRig, v *volume) {
+			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, uuid.NewString()
+			r.luksFormat(v, luks.HeaderUUID(uuid.New()).String(), "secret")
+			delete(v.publish, rpc.KeyEncryption)
+			delete(v.volume, rpc.KeyEncryption)
+			v.secrets = nil
+		}, "holds crypto_LUKS"},
 		{"a passphrase for a plain disk", func(_ *nodeRig, v *volume) {
 			delete(v.publish, rpc.KeyEncryption)
 			delete(v.volume, rpc.KeyEncryption)
