@@ -36,6 +36,8 @@ type bubbleRig struct {
 	requests atomic.Int64
 	// before, if set, is called before each request of a controller. Set it before the start of the controllers.
 	before func(*http.Request)
+	// transport, if set, replaces the transport of the controllers.
+	transport func(handlerTransport) http.RoundTripper
 }
 
 func newBubbleRig(t *testing.T, change ...func(*simrack.Options)) *bubbleRig {
@@ -96,12 +98,16 @@ func (r *bubbleRig) startController(t *testing.T, opts controller.Options) *cont
 		}
 		api.ServeHTTP(w, req)
 	})
+	var transport http.RoundTripper = handlerTransport{counted}
+	if r.transport != nil {
+		transport = r.transport(handlerTransport{counted})
+	}
 	client, err := rack.New(rack.Config{
 		Name:       "default",
 		Host:       "http://rack",
 		Project:    coretest.Project,
 		Token:      rack.FixedToken(cmp.Or(r.token, coretest.Token)),
-		HTTPClient: &http.Client{Transport: handlerTransport{counted}},
+		HTTPClient: &http.Client{Transport: transport},
 	})
 	coretest.Must(t, err)
 	r.client = client

@@ -51,8 +51,8 @@ var (
 	ErrOnlySnapshot = errors.New("the volume has only a snapshot")
 	// ErrUnderWay says that the volume is being expanded.
 	ErrUnderWay = errors.New("the volume is being expanded")
-	// ErrTakenBack says that another process took the expansion back, for a publish of the volume.
-	ErrTakenBack = errors.New("the expansion was taken back, because the volume was published")
+	// ErrTakenBack says that the expansion was taken back, by a publish of the volume or by [Expander.Settle].
+	ErrTakenBack = errors.New("the expansion was taken back: the volume was published, or nobody carried it out")
 	// ErrDeleted says that the volume was deleted meanwhile.
 	ErrDeleted = errors.New("the volume was deleted")
 	// ErrNameTaken says that a disk of another volume has the name of the volume's disk.
@@ -69,8 +69,8 @@ type Expander struct {
 	log     *slog.Logger
 
 	mu sync.Mutex
-	// known is since when this process knows an expansion that is not finished, by volume.
-	known map[string]time.Time
+	// known are the expansions that are not finished, as far as this process knows, by volume.
+	known map[string]sighting
 	// deleted are volumes whose deletion this process has answered with OK. What a late process leaves of them is
 	// deleted.
 	deleted map[string]bool
@@ -78,14 +78,15 @@ type Expander struct {
 
 // New returns an expander. It sends no request.
 func New(r Rack, cluster string, log *slog.Logger) *Expander {
-	return &Expander{rack: r, cluster: cluster, log: log, known: map[string]time.Time{}, deleted: map[string]bool{}}
+	return &Expander{rack: r, cluster: cluster, log: log, known: map[string]sighting{}, deleted: map[string]bool{}}
 }
 
 // Expand replaces the disk of a volume by one of sizeBytes. The disk is detached, writable, and of this plugin. If an
 // expansion of the volume is under way, Expand continues that one, and returns [ErrUnderWay] if it was for a smaller
 // size. After an error the volume is as it was, or its expansion is finished later: see the errors of this package.
 func (e *Expander) Expand(ctx context.Context, disk rack.Disk, sizeBytes int64) (rack.Disk, error) {
-	e.learn(disk.VolumeID)
+	e.work(disk.VolumeID, 1)
+	defer e.work(disk.VolumeID, -1)
 	i, begun, err := e.begin(ctx, disk, sizeBytes)
 	if err != nil {
 		return rack.Disk{}, err

@@ -268,8 +268,8 @@ func (e *Expander) deleteHalves(ctx context.Context, set recordSet, adoptions ma
 	return failed
 }
 
-// SettleAge is how long a process knows an expansion before it takes it over without an RPC. The process that carries
-// the expansion out needs less time. An earlier takeover would be safe but useless.
+// SettleAge is how long a process sees no sign that another one carries out an expansion, before it takes it over
+// without an RPC. Between two calls an orchestrator pauses for less. An earlier takeover would be safe but useless.
 const SettleAge = 2 * time.Minute
 
 // Settle takes back the attempts of this cluster that no process carries out any more, and finishes those that are
@@ -290,10 +290,10 @@ func (e *Expander) Settle(
 	}
 	set := parseRecords(records)
 	var failed error
-	hasSnapshot := map[string]bool{}
+	hasSnapshot, creating := map[string]bool{}, map[string]bool{}
 	for _, snapshot := range snapshots {
 		attempt, _ := strings.CutPrefix(snapshot.Name, diskname.ForExpansion(""))
-		hasSnapshot[attempt] = true
+		hasSnapshot[attempt], creating[attempt] = true, snapshot.State == rack.SnapshotCreating
 		described, _ := rack.ParseDescription(snapshot.Description)
 		if snapshot.Expansion() && described.Cluster == e.cluster && !set.names(attempt) {
 			failed = errors.Join(failed, e.deleteSnapshot(ctx, attempt))
@@ -302,11 +302,13 @@ func (e *Expander) Settle(
 	unfinished := set.unfinished(e.cluster, hasSnapshot)
 	e.keepKnown(unfinished, age)
 	for _, volume := range set.volumes() {
+		attempt := set.intents[volume].Attempt
+		now := step{attempt, creating[attempt]}
 		switch {
 		case e.isDeleted(volume):
 			failed = errors.Join(failed, e.forget(ctx, volume, set))
 		case !unfinished[volume]:
-		case !e.isOld(volume, age):
+		case !e.isOld(volume, now, age) || now.snapshotting:
 			again = true
 		default:
 			failed = errors.Join(failed, e.settle(ctx, volume, set))
@@ -349,9 +351,6 @@ func (e *Expander) Unfinished() int {
 	return len(e.known)
 }
 
-// learn notes that this process knows an expansion of the volume that is not finished.
-func (e *Expander) learn(volumeID string) { e.isOld(volumeID, 0) }
-
 func (e *Expander) unlearn(volumeID string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -364,17 +363,42 @@ func (e *Expander) isDeleted(volumeID string) bool {
 	return e.deleted[volumeID]
 }
 
-// isOld reports whether this process has known an expansion of the volume for this time. If it knew none, the time
-// starts now.
-func (e *Expander) isOld(volumeID string, age time.Duration) bool {
+// step is how far an attempt has come: whether the rack is still making its snapshot.
+type step struct {
+	attempt      string
+	snapshotting bool
+}
+
+// sighting is what this process knows of an expansion that is not finished.
+type sighting struct {
+	// step is the step that was seen last, and since is when it was seen first, or when the last call of this process
+	// ended that carried it out.
+	step  step
+	since time.Time
+	// calls are such calls under way.
+	calls int
+}
+
+// work notes that a call of this process begins (1) or ends (-1) to carry out an expansion of the volume.
+func (e *Expander) work(volumeID string, calls int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	since, known := e.known[volumeID]
-	if !known {
-		since = time.Now()
-		e.known[volumeID] = since
+	if seen, known := e.known[volumeID]; known || calls > 0 {
+		e.known[volumeID] = sighting{seen.step, time.Now(), max(0, seen.calls+calls)}
 	}
-	return time.Since(since) >= age
+}
+
+// isOld reports whether this process has seen an expansion of the volume at this step for this time, and does not carry
+// it out itself.
+func (e *Expander) isOld(volumeID string, now step, age time.Duration) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	seen, known := e.known[volumeID]
+	if !known || seen.step != now {
+		seen = sighting{now, time.Now(), seen.calls}
+		e.known[volumeID] = seen
+	}
+	return seen.calls == 0 && time.Since(seen.since) >= age
 }
 
 // keepKnown drops the volumes without an unfinished expansion. It keeps those that this process learned of in the last
@@ -382,7 +406,7 @@ func (e *Expander) isOld(volumeID string, age time.Duration) bool {
 func (e *Expander) keepKnown(unfinished map[string]bool, age time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	maps.DeleteFunc(e.known, func(volume string, since time.Time) bool {
-		return !unfinished[volume] && time.Since(since) > age
+	maps.DeleteFunc(e.known, func(volume string, seen sighting) bool {
+		return !unfinished[volume] && seen.calls == 0 && time.Since(seen.since) > age
 	})
 }
