@@ -53,6 +53,7 @@ exec runc "$@"
 // guest.
 func (c *cluster) containers(t *testing.T) {
 	c.images(t)
+	c.allowController(t, "oxide-csi-controller") // the policy is the monolith's, if that ran before
 	state := filepath.Join(c.host(), dockerState)
 	root := c.installer(append(c.values(), "NOMAD_VAR_driver=docker", "NOMAD_VAR_state_dir="+state)...)
 	root.run(t, "job", "run", "controller.nomad.hcl")
