@@ -29,6 +29,11 @@ func (unanswering) Detach(context.Context, rack.DiskID, string) (rack.Disk, erro
 	return rack.Disk{}, rack.ErrUnavailable
 }
 
+// idle is a rack that accepts a detach and does not carry it out.
+type idle struct{ actor }
+
+func (r idle) Detach(context.Context, rack.DiskID, string) (rack.Disk, error) { return r.disk(), nil }
+
 func names(w *world) (names []string) {
 	for _, r := range w.records {
 		names = append(names, r.Name)
@@ -199,17 +204,22 @@ func TestPanicDoesNotEndTheDetaches(t *testing.T) {
 
 // While the rack may still detach a disk, the detaching record stays, so that the volume is not published.
 func TestUnansweredDetachKeepsItsRecord(t *testing.T) {
-	w := &world{holder: instance, turn: func(string) {}}
-	d := detach.New(unanswering{actor{w, ""}}, detach.Options{Cluster: cluster, Grace: grace})
-	must(t, d.Defer(t.Context(), volume, instance))
-	if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, rack.ErrUnavailable) {
-		t.Errorf("got %v", err)
-	}
-	if err := d.TakeBack(t.Context(), volume); !errors.Is(err, detach.ErrDetaching) {
-		t.Errorf("publish: %v", err)
-	}
-	if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, detach.ErrDetaching) {
-		t.Errorf("another detach: %v", err)
+	for want, r := range map[error]func(actor) detach.Rack{
+		rack.ErrUnavailable: func(a actor) detach.Rack { return unanswering{a} },
+		rack.ErrBusy:        func(a actor) detach.Rack { return idle{a} },
+	} {
+		w := &world{holder: instance, turn: func(string) {}}
+		d := detach.New(r(actor{w, ""}), detach.Options{Cluster: cluster, Grace: grace, Log: slog.New(slog.DiscardHandler)})
+		must(t, d.Defer(t.Context(), volume, instance))
+		if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, want) {
+			t.Errorf("got %v, want %v", err, want)
+		}
+		if err := d.TakeBack(t.Context(), volume); !errors.Is(err, detach.ErrDetaching) {
+			t.Errorf("publish: %v", err)
+		}
+		if err := d.Detach(t.Context(), volume, instance); !errors.Is(err, detach.ErrDetaching) {
+			t.Errorf("another detach: %v", err)
+		}
 	}
 }
 

@@ -290,7 +290,8 @@ func (e *Engine) detachNow(
 		return e.diskIfAny(ctx, disk.VolumeID)
 	}
 	detached, err := e.rack.Detach(ctx, disk.ID, instanceID)
-	if old, deferred := records.deferred.Active(disk.VolumeID); deferred && err == nil {
+	old, deferred := records.deferred.Active(disk.VolumeID)
+	if deferred && err == nil && detached.InstanceID != instanceID {
 		// The volume was also unpublished while the instance ran.
 		return detached, e.opts.Detacher.End(ctx, old)
 	}

@@ -682,8 +682,12 @@ func (e *Engine) finishDetach(
 	if err := disk.CheckKnown(); err != nil {
 		return err
 	}
-	if _, err := e.rack.Detach(ctx, disk.ID, instance); err != nil {
+	detached, err := e.rack.Detach(ctx, disk.ID, instance)
+	switch {
+	case err != nil:
 		return err
+	case detached.InstanceID == instance:
+		return fmt.Errorf("disk %q (%s) is still attached: %w", disk.Name, disk.ID, rack.ErrBusy)
 	}
 	return e.opts.Detacher.End(ctx, deferred)
 }

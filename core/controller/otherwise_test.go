@@ -1,0 +1,137 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
+)
+
+// behind starts another controller of the rig's rack, which sees the rack through a proxy. The proxy does what change
+// makes of it.
+func (r *rig) behind(t *testing.T, change func(next http.Handler) http.Handler) *rig {
+	t.Helper()
+	target, err := url.Parse(r.Sim.Host)
+	coretest.Must(t, err)
+	server := httptest.NewServer(change(httputil.NewSingleHostReverseProxy(target)))
+	t.Cleanup(server.Close)
+	other, sim := *r.Rig, *r.Sim
+	sim.Host = server.URL
+	other.Sim = &sim
+	return &rig{other.Again(t)}
+}
+
+// A rack can accept a detach and not carry it out. Then no unpublish succeeds.
+func TestDetachThatIsNotCarriedOut(t *testing.T) {
+	for name, newRig := range map[string]func(*testing.T, ...func(*coretest.Options)) *rig{
+		"at once": newRig, "planned": newRestartRig,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			id, node := r.Create(t, "v"), r.Node(t, "node-a")
+			coretest.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped")) // a disk of one that runs is detached later
+			coretest.Must(t, r.Publish(t, id, node))
+			r.Crash() // it would detach the disk itself
+			lying := r.behind(t, func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					if !strings.HasSuffix(req.URL.Path, "/disks/detach") {
+						next.ServeHTTP(w, req)
+						return
+					}
+					view := req.Clone(req.Context()) // the disk as it is, attached
+					view.Method, view.URL.Path, view.Body, view.ContentLength = http.MethodGet, "/v1/disks/"+id, http.NoBody, 0
+					answer := httptest.NewRecorder()
+					next.ServeHTTP(answer, view)
+					w.Header().Set("Content-Type", "application/json")
+					w.WriteHeader(http.StatusAccepted)
+					_, _ = w.Write(answer.Body.Bytes())
+				})
+			})
+			coretest.WantCode(t, lying.Unpublish(t, id, node), codes.Unavailable, "still attached")
+			if got := r.Disk(t, id).State.State(); got != "attached" {
+				t.Errorf("the disk is %s", got)
+			}
+		})
+	}
+}
+
+// A repeated create finds the volume that an earlier call made, also if its snapshot is broken by now.
+func TestRestoreAgainAfterTheSnapshotBroke(t *testing.T) {
+	r := newRig(t)
+	snapshot := r.snapshot(t, "s", r.Create(t, "v"))
+	restore := from("copy", fromSnapshot(snapshot))
+	made := r.create(t, restore)
+	coretest.Must(t, r.Sim.Show(t.Context(), snapshot, map[string]any{"state": "faulted"}))
+	again, err := r.CreateVolume(t.Context(), restore)
+	coretest.Must(t, err)
+	coretest.WantSame(t, again.GetVolume(), made)
+	_, err = r.CreateVolume(t.Context(), from("another", fromSnapshot(snapshot)))
+	coretest.WantCode(t, err, codes.FailedPrecondition, "faulted")
+}
+
+// A repeated create with a limit finds the volume although it has grown beyond the limit.
+func TestCreateAgainAfterAnExpansionBeyondItsLimit(t *testing.T) {
+	r := newRig(t)
+	req := coretest.CreateRequest("v")
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: coretest.GiB, LimitBytes: coretest.GiB}
+	id := r.create(t, req).GetVolumeId()
+	_, err := r.expand(t, id, 2*coretest.GiB)
+	coretest.Must(t, err)
+	again, err := r.CreateVolume(t.Context(), req)
+	coretest.Must(t, err)
+	if got := again.GetVolume(); got.GetVolumeId() != id || got.GetCapacityBytes() != 2*coretest.GiB {
+		t.Errorf("the volume is %s with %d bytes, want %s with 2 GiB", got.GetVolumeId(), got.GetCapacityBytes(), id)
+	}
+}
+
+// An expansion replaces no disk by a snapshot that is not of this disk with its whole size.
+func TestExpansionRefusesAnotherSnapshot(t *testing.T) {
+	for name, change := range map[string]func(*oxide.Snapshot){
+		"of another disk": func(s *oxide.Snapshot) { s.DiskId = "7c1f6c3e-53a2-4ba9-9b0a-0f6a8a2e8d11" },
+		"of another size": func(s *oxide.Snapshot) { s.Size = oxide.ByteCount(2 * coretest.GiB) },
+		"faulted":         func(s *oxide.Snapshot) { s.State = oxide.SnapshotStateFaulted },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			id := r.Create(t, "v")
+			before := r.Disk(t, id)
+			lying := r.behind(t, func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					req.Header.Del("Accept-Encoding")
+					answer := httptest.NewRecorder()
+					next.ServeHTTP(answer, req)
+					body := answer.Body.Bytes()
+					if strings.HasPrefix(req.URL.Path, "/v1/snapshots") && answer.Code < 300 && req.Method != http.MethodDelete {
+						var snapshot oxide.Snapshot
+						if err := json.Unmarshal(body, &snapshot); err != nil {
+							t.Error(err)
+						}
+						change(&snapshot)
+						body, _ = json.Marshal(snapshot)
+					}
+					w.Header().Set("Content-Type", "application/json")
+					w.WriteHeader(answer.Code)
+					_, _ = w.Write(body)
+				})
+			})
+			_, err := lying.expand(t, id, 3*coretest.GiB)
+			coretest.WantCode(t, err, codes.Internal, "snapshot")
+			coretest.WantSame(t, r.Disk(t, id), before)
+		})
+	}
+}
