@@ -47,7 +47,10 @@ func checkFor(t *testing.T, r *Repairs, volumeID uuid.UUID, limit time.Duration)
 // superblock was whole before.
 func TestCheckMarkerStaysAfterAKill(t *testing.T) {
 	t.Parallel()
-	const tears = 1 << 10 // no exit code: e2fsck leaves a superblock with a wrong checksum
+	const ( // no exit codes
+		tears = 1 << 10 // e2fsck leaves a superblock with a wrong checksum
+		late  = 1 << 11 // e2fsck is killed at the end of its time
+	)
 	for _, tc := range []struct {
 		name     string
 		whole    bool
@@ -58,6 +61,7 @@ func TestCheckMarkerStaysAfterAKill(t *testing.T) {
 		{"a failed write of the superblock", true, 8 | tears, device.Checking},
 		{"a failed write of the superblock that e2fsck ignored", true, 1 | tears, device.Checking},
 		{"ended by SIGTERM", true, e2fsckCancelled, device.Checking},
+		{"killed at the end of its time", true, late, device.Checking},
 		{"repaired", true, 1, device.NoWork},
 		{"damaged", true, e2fsckErrorsLeft, device.NoWork},
 		{"failed", true, 8, device.NoWork},
@@ -72,13 +76,19 @@ func TestCheckMarkerStaysAfterAKill(t *testing.T) {
 			}
 			id := uuid.New()
 			r := NewRepairs(slog.New(slog.DiscardHandler))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
 			r.run = func(context.Context, string, ...string) (hostexec.Result, error) {
+				if tc.exitCode == late {
+					cancel()
+					return hostexec.Result{}, ctx.Err()
+				}
 				if tc.exitCode > 0 && tc.exitCode&tears != 0 {
 					poke(t, disk, map[int64][]byte{1024 + 0x30: []byte("time")})
 				}
 				return hostexec.Result{ExitCode: tc.exitCode &^ tears}, nil
 			}
-			err := r.check(t.Context(), dev, id, "a test")
+			err := r.preen(ctx, dev, id)
 			if found, look := device.InterruptedWork(dev); found != tc.want || look != nil {
 				t.Errorf("marker of %q, %v; want %q; the check: %v", found, look, tc.want, err)
 			}

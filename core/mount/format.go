@@ -261,8 +261,14 @@ func (f Formatter) InterruptedFormat(
 	if err != nil {
 		return nil, err
 	}
-	interrupted.Untouched = r.BootID == boot && r.Sequence == sequence && sequence != 0
+	interrupted.Untouched = r.isOf(boot, sequence)
 	return &interrupted, nil
+}
+
+// isOf reports whether the disk has not left this guest since the record: the boot ID and the disk's sequence number
+// are the same. Linux before 5.15 does not count disks. The number is 0 then, and proves nothing.
+func (r record) isOf(bootID string, sequence uint64) bool {
+	return r.BootID == bootID && r.Sequence == sequence && sequence != 0
 }
 
 // RemoveMarkerAndRecord removes the marker and the record of a format, when the format is finished or a workload gets

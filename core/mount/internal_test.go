@@ -199,6 +199,27 @@ func TestFormatRecordIsPermanent(t *testing.T) {
 	}
 }
 
+func TestFormatRecordOfThisAttachment(t *testing.T) {
+	for _, tc := range []struct {
+		boot     string
+		sequence uint64
+		want     bool
+	}{
+		{"boot", 7, true},
+		{"boot", 8, false},
+		{"another", 7, false},
+		{"boot", 0, false},
+	} {
+		recorded := record{BootID: "boot", Sequence: 7}
+		if tc.sequence == 0 { // the kernel did not count disks when the format started, either
+			recorded.Sequence = 0
+		}
+		if got := recorded.isOf(tc.boot, tc.sequence); got != tc.want {
+			t.Errorf("%+v, of %s and %d: %t, want %t", recorded, tc.boot, tc.sequence, got, tc.want)
+		}
+	}
+}
+
 // Since 0.1.0. Later stages recognise the volume's own filesystem by its UUID.
 func TestFilesystemUUIDIsPermanent(t *testing.T) {
 	const golden = "3a665843-27d8-5bbd-8831-948d3d093faa"

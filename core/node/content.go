@@ -61,11 +61,10 @@ func (n *Service) checkFilesystem(
 ) (fsType string, err error) {
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
 		return "", rpc.FailedPrecondition(
-			"volume %s: disk %s holds %s, not a supported filesystem (%s): use raw block, or another volume",
+			"volume %s: disk %s holds %s, not a supported filesystem: use raw block, or another volume",
 			volume.id,
 			dev,
 			content,
-			strings.Join(filesystem.Types(), ", "),
 		)
 	}
 	if wanted != "" && wanted != content.Type {

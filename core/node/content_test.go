@@ -323,6 +323,10 @@ func TestNodeChecksWhatTheKernelRefuses(t *testing.T) {
 		r, v := made(t, "ext4")
 		// The root folder's inode gets a wrong checksum.
 		r.run("debugfs", "-w", "-n", "-R", "set_inode_field <2> checksum 0x1234", r.node(v))
+		coretest.WantCode(t, r.stage(v, filesystemVolume("", writer, "ro")), codes.FailedPrecondition)
+		if strings.Contains(r.log.String(), "checking a filesystem") {
+			t.Error("repaired for a read-only mount")
+		}
 		coretest.Must(t, r.stage(v, capability))
 		wantContent(t, filepath.Join(v.staging, "file"), "data")
 		coretest.Must(t, r.unstage(v))

@@ -152,6 +152,10 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 			v.publish[rpc.KeyOrigin] = rpc.OriginSnapshot
 			r.poke(v, 123456789, "data")
 		}, "refusing to format"},
+		{"data on a volume for raw block where nothing but a whole read finds it", func(r *nodeRig, v *volume) {
+			v.publish[rpc.KeyRawBlock] = "true"
+			r.poke(v, 123456789, "data")
+		}, "refusing to format"},
 		{"a snapshot of a plain volume", func(r *nodeRig, v *volume) {
 			v.publish[rpc.KeyOrigin], v.publish[rpc.KeyFSLineage] = rpc.OriginSnapshot, uuid.NewString()
 			r.run("mkfs.ext4", "-q", r.node(v))
@@ -166,7 +170,11 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 		{"a user's header", func(r *nodeRig, v *volume) { r.luksFormat(v, uuid.NewString(), "secret") }, "belongs to another volume"},
 		{"no publish context", func(_ *nodeRig, v *volume) { v.publish = nil }, "publish the volume through the controller"},
 		{"a publish context of a plain disk", func(_ *nodeRig, v *volume) { delete(v.publish, rpc.KeyEncryption) }, "publish the volume through the controller"},
-		{"a read-only disk", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, "read-only"},
+		{"a publish context without the disk's size", func(_ *nodeRig, v *volume) {
+			delete(v.publish, rpc.KeySizeBytes)
+			delete(v.volume, rpc.KeySizeBytes)
+		}, "publish the volume through the controller"},
+		{"a read-only disk", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, "publish the volume writable once"},
 		{"a disk that is mounted in clear", func(r *nodeRig, v *volume) {
 			r.run("mkfs.ext4", "-q", r.node(v))
 			coretest.Must(r.t, os.Mkdir(r.path("by-hand"), 0o755))
@@ -210,6 +218,18 @@ func TestNodeEncryptionRefuses(t *testing.T) {
 	}
 }
 
+// Without a controller, nothing says that the disk is this volume's.
+func TestNodeEncryptsNothingWithoutController(t *testing.T) {
+	r := encryptedRig(t)
+	v := r.newEncrypted(diskA, "secret")
+	before := r.digest(v)
+	err := r.stageWithoutController(v, filesystemVolume("", writer))
+	coretest.WantCode(t, err, codes.FailedPrecondition, "has no LUKS header")
+	if r.digest(v) != before {
+		t.Error("the disk was changed")
+	}
+}
+
 // A plain raw block volume is never published from a disk that this plugin has encrypted. A user's own header is the
 // user's data.
 func TestNodeRawBlockOfEncryptedDisk(t *testing.T) {
@@ -238,6 +258,24 @@ func TestNodeOpensCopyOfEncryptedDisk(t *testing.T) {
 		codes.FailedPrecondition,
 		"wait for the controller",
 	)
+	if r.digest(v) != before {
+		t.Error("the disk was changed")
+	}
+}
+
+// The header of a read-only disk stays as it is: the kernel refuses writes before cryptsetup runs, and the passphrase
+// is not changed.
+func TestNodeReadOnlyEncryptedDisk(t *testing.T) {
+	r := encryptedRig(t)
+	v := r.newEncrypted(diskA, "new")
+	r.luksFormat(v, luks.HeaderUUID(uuid.MustParse(v.id)).String(), "old")
+	r.poke(v, 4096, strings.Repeat("\x00", 4096)) // a torn first copy
+	v.publish[rpc.KeyReadOnly], v.secrets[rpc.SecretPreviousPassphrase] = "true", "old"
+	before := r.digest(v)
+	r.stageToMapping(v, filesystemVolume("", writer))
+	if readOnly, err := r.device().ReadOnly(); err != nil || !readOnly {
+		t.Errorf("the kernel refuses writes: %t, %v", readOnly, err)
+	}
 	if r.digest(v) != before {
 		t.Error("the disk was changed")
 	}
@@ -296,6 +334,7 @@ func TestNodeFinishedLuksFormatStays(t *testing.T) {
 }
 
 // A header whose label was removed is never made again, even if the marker of an interrupted luksFormat is on the disk.
+// The marker goes: it must not count after the header is damaged.
 func TestNodeUsedHeaderStays(t *testing.T) {
 	r := encryptedRig(t)
 	v := r.newEncrypted(diskA, "wrong")
@@ -305,6 +344,9 @@ func TestNodeUsedHeaderStays(t *testing.T) {
 	v.secrets[rpc.SecretPreviousPassphrase] = "wrong too"
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "wrong passphrase")
 	r.checkPassphrase(v, "secret")
+	if marked, err := r.hasFormatMarker(v); err != nil || marked {
+		t.Errorf("the marker is left: %t, %v", marked, err)
+	}
 }
 
 // The record of an mkfs that was killed inside an encrypted disk is not taken for that of luksFormat, which would run

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
@@ -56,6 +57,13 @@ func (r *nodeRig) freeze(v *volume, fsType string) {
 			}
 		}
 	})
+}
+
+// stageSoon stages the volume. A process that another test starts just now has a copy of the mounts until it has made
+// its own namespace, and unmounted the copies.
+func (r *nodeRig) stageSoon(v *volume, capability *csi.VolumeCapability) {
+	r.t.Helper()
+	await.Eventually(r.t, "the volume is staged", func() bool { return r.stage(v, capability) == nil })
 }
 
 // wantAtOnce checks that a call that waits for 30 s while a volume is in use has not waited.
@@ -100,17 +108,18 @@ func TestUnstageOfAFrozenFilesystem(t *testing.T) {
 			for access, readOnly := range map[string]string{"writable": "false", "read-only": "true"} {
 				t.Run(name+"/"+fsType+"/"+access, func(t *testing.T) {
 					t.Parallel()
-					r := impatient(t)
+					r := newNodeRig(t)
 					capability := filesystemVolume(fsType, writer, "noexec")
 					v := r.staged(capability)
 					coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
 					if readOnly == "true" {
 						coretest.Must(t, r.unstage(v))
 						v.publish[rpc.KeyReadOnly] = readOnly
-						coretest.Must(t, r.stage(v, capability))
+						r.stageSoon(v, capability)
 					}
 					r.freeze(v, fsType)
 					end := freeze(r, v)
+					r.impatient()
 					for _, when := range []string{"once", "again", "after a restart of the plugin"} {
 						if when == "after a restart of the plugin" {
 							r.start()
@@ -123,7 +132,7 @@ func TestUnstageOfAFrozenFilesystem(t *testing.T) {
 					r.patient()
 					coretest.Must(t, setFrozen(v.staging, false))
 					// A mount that was only for the thaw has no flags of the volume.
-					coretest.Must(t, r.stage(v, capability))
+					r.stageSoon(v, capability)
 					wantContent(t, filepath.Join(v.staging, "file"), "data")
 					r.wantFlags(v, "noexec", readOnly == "true")
 					coretest.Must(t, r.unstage(v))
@@ -193,7 +202,7 @@ func TestNodeCallsWhileTheFilesystemIsFrozen(t *testing.T) {
 			coretest.Must(t, r.unpublish(v, "target"))
 			coretest.Must(t, r.unstage(v))
 			r.wantUnstaged(v)
-			coretest.Must(t, r.stage(v, capability))
+			r.stageSoon(v, capability)
 			coretest.Must(t, setFrozen(v.staging, true))
 			r.refused(wantAtOnce(t, func() error { return r.unstage(v) }), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
 			coretest.Must(t, setFrozen(v.staging, false))

@@ -522,12 +522,21 @@ func TestNodeNeverFormats(t *testing.T) {
 		mentions string
 	}{
 		{"without a publish context", func(_ *nodeRig, v *volume) { v.publish = nil }, codes.FailedPrecondition, "publish context"},
-		{"a disk that is read-only on the rack", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, codes.FailedPrecondition, "read-only"},
+		{"a disk that is read-only on the rack", func(_ *nodeRig, v *volume) { v.publish[rpc.KeyReadOnly] = "true" }, codes.FailedPrecondition, "publish the volume writable once"},
+		{"a publish context without the disk's size", func(_ *nodeRig, v *volume) {
+			delete(v.publish, rpc.KeySizeBytes)
+			delete(v.volume, rpc.KeySizeBytes)
+		}, codes.FailedPrecondition, "publish context"},
 		{"another size", func(_ *nodeRig, v *volume) { v.publish[rpc.KeySizeBytes] = fmt.Sprint(coretest.GiB) }, codes.FailedPrecondition, fmt.Sprint(coretest.GiB)},
 		{"another filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.xfs", "-q", r.node(v)) }, codes.FailedPrecondition, "xfs"},
 		{"an unsupported filesystem", func(r *nodeRig, v *volume) { r.run("mkfs.ext2", "-q", r.node(v)) }, codes.FailedPrecondition, "ext2"},
 		{"swap", func(r *nodeRig, v *volume) { r.run("mkswap", r.node(v)) }, codes.FailedPrecondition, "swap"},
 		{"a partition table", func(r *nodeRig, v *volume) {
+			r.poke(v, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
+			r.poke(v, 510, "\x55\xaa")
+		}, codes.FailedPrecondition, "partition table"},
+		{"a filesystem of this volume, and a partition table", func(r *nodeRig, v *volume) {
+			r.run("mkfs.ext4", "-q", "-U", mount.FilesystemUUID(uuid.MustParse(v.id)).String(), r.node(v))
 			r.poke(v, 446, "\x00\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x10\x00\x00")
 			r.poke(v, 510, "\x55\xaa")
 		}, codes.FailedPrecondition, "partition table"},

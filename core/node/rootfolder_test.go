@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
-// The root folder of a filesystem that a workload has used keeps its owner.
+// The root folder of a filesystem that a workload has used, or that a user has made, keeps its owner.
 func TestNodeRootFolderInUse(t *testing.T) {
 	t.Parallel()
 	r := newNodeRig(t)
@@ -24,9 +24,15 @@ func TestNodeRootFolderInUse(t *testing.T) {
 	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600))
 	v.volume[rpc.KeyRootUID] = "999"
 	coretest.Must(t, r.stage(v, filesystemVolume("ext4", writer)))
-	var stat unix.Stat_t
-	coretest.Must(t, unix.Stat(v.staging, &stat))
-	if stat.Uid != 0 {
-		t.Errorf("the owner is %d, want 0", stat.Uid)
+	made := r.newVolume(diskB)
+	r.run("mkfs.ext4", "-q", r.node(made))
+	made.volume[rpc.KeyRootUID] = "999"
+	coretest.Must(t, r.stage(made, filesystemVolume("ext4", writer)))
+	for _, staging := range []string{v.staging, made.staging} {
+		var stat unix.Stat_t
+		coretest.Must(t, unix.Stat(staging, &stat))
+		if stat.Uid != 0 {
+			t.Errorf("the owner of %s is %d, want 0", staging, stat.Uid)
+		}
 	}
 }

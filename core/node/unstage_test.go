@@ -289,9 +289,12 @@ func TestUnmountWithAMountInside(t *testing.T) {
 				inside := "staging-" + v.disk + "/inside"
 				r.mkdir(inside)
 				mountAt(r, inside)
+				agent := devicetest.HoldMountNamespace(t, r.dir, "") // for its copy the filesystem would become read-only
 				for range 2 {
 					r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "inside", r.path(inside))
 				}
+				r.write("staging-"+v.disk+"/file", "a workload still writes")
+				agent.End()
 				r.umount(inside)
 				r.patient()
 				coretest.Must(t, r.unstage(v))
@@ -597,6 +600,10 @@ func TestUnstageWithAnUnreadableRecord(t *testing.T) {
 				// Long enough for the simulator, which opens disks for a moment.
 				r.change = func(opts *node.Options) { opts.UnstageWait = 500 * time.Millisecond }
 				r.start()
+				// The record of another volume excuses that volume's disk only.
+				other := r.newVolume(diskB)
+				coretest.Must(r.t, r.stage(other, capability))
+				r.umount(stagedAt(other, capability))
 				coretest.Must(r.t, r.stage(v, capability))
 				coretest.Must(r.t, os.WriteFile(r.recordOf(v), []byte(content), 0o600))
 				r.umount(stagedAt(v, capability))

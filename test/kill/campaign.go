@@ -224,7 +224,7 @@ func (l *life) prepare(ctx context.Context, p *plugin) error {
 // fill writes data to the volume, through calls to the plugin or by hand.
 func (l *life) fill(ctx context.Context, p *plugin, byHand bool) error {
 	v := l.volume
-	l.data = []byte("data of " + v.id)
+	l.data = v.newData()
 	if v.block {
 		return l.writeDevice(v.node())
 	}
@@ -325,7 +325,31 @@ func (l *life) recover(ctx context.Context, p *plugin) error {
 			return fmt.Errorf("%s on the next node: %w", call, err)
 		}
 	}
-	return l.checkNothingLeft()
+	return errors.Join(l.checkNothingLeft(), l.checkNoRecords(), l.checkFilesystem())
+}
+
+// checkNoRecords checks that the plugin has forgotten the volume: the record of a format would let mkfs run again.
+func (l *life) checkNoRecords() error {
+	left, err := filepath.Glob(l.rig.path("state/*/" + l.volume.id))
+	left = slices.DeleteFunc(left, func(path string) bool { return filepath.Base(filepath.Dir(path)) == "locks" })
+	if err != nil || len(left) > 0 {
+		return fmt.Errorf("left in the state folder: %v, %w", left, err)
+	}
+	return nil
+}
+
+// checkFilesystem checks the filesystem as a whole: a lost file need not be the one that is compared.
+func (l *life) checkFilesystem() error {
+	check, known := map[string][]string{
+		"ext4": {"e2fsck", "-f", "-n"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check"},
+	}[l.kind.fsType]
+	if !known {
+		return nil
+	}
+	if out, err := exec.Command(check[0], append(check[1:], l.volume.node())...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s finds damage: %w: %s", check[0], err, out)
+	}
+	return nil
 }
 
 // retryTimeout is how long an orchestrator retries after a kill. A program that outlived the plugin may hold the disk.
@@ -388,7 +412,7 @@ func (l *life) check(call rpc) error {
 func (l *life) readOrWrite() error {
 	v := l.volume
 	if l.data == nil {
-		l.data = []byte("data of " + v.id)
+		l.data = v.newData()
 		if v.block {
 			return l.writeDevice(v.target)
 		}
@@ -409,10 +433,22 @@ func (l *life) readOrWrite() error {
 	} else {
 		found, err = os.ReadFile(filepath.Join(v.target, "file"))
 	}
-	if err != nil || !bytes.Equal(found, l.data) {
-		return fmt.Errorf("the volume holds %q, %w; want %q", found, err, l.data)
+	if err != nil {
+		return err
 	}
-	return nil
+	return compare(found, l.data)
+}
+
+// compare says where the found data differs first.
+func compare(found, want []byte) error {
+	if bytes.Equal(found, want) {
+		return nil
+	}
+	at := 0
+	for at < min(len(found), len(want)) && found[at] == want[at] {
+		at++
+	}
+	return fmt.Errorf("the volume holds %d bytes, want %d, and they differ from byte %d on", len(found), len(want), at)
 }
 
 // checkNothingLeft checks that nothing holds the disk and that no file is left.

@@ -8,9 +8,11 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -162,6 +164,18 @@ func (r *rig) newVolume(fsType string, block bool, size int64) (*volume, error) 
 		return nil, err
 	}
 	return v, v.plug()
+}
+
+// newData returns data for the volume, which no other volume has. It fills a raw block volume: whatever the plugin
+// writes there is damage. Of a filesystem it fills a part, so that it lies at many places of the disk.
+func (v *volume) newData() []byte {
+	size := v.size
+	if !v.block {
+		size = 8 * mib
+	}
+	data := make([]byte, size)
+	_, _ = rand.NewChaCha8(sha256.Sum256([]byte(v.id))).Read(data) // never fails
+	return data
 }
 
 func (v *volume) plug() error {
