@@ -19,7 +19,7 @@ import (
 )
 
 const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
-wrong, with a permanent word by which docs/how-to/troubleshooting.md is sorted. Then it says who has to act, and the next
+wrong, with a permanent word by which docs/reference/errors.md is sorted. Then it says who has to act, and the next
 step; then come all links of the chain, and what the plugin and the orchestrator said last. It changes nothing.
 
 VOLUME is a volume ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME, or the name of a PersistentVolume. In Nomad it is a volume's

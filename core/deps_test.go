@@ -93,6 +93,9 @@ func TestLinks(t *testing.T) {
 		hasNot        []string
 	}{
 		{"core", module + "/core", "google.golang.org/grpc", slices.Concat(orchestrators, tests)},
+		{"the table of errors", module + "/core/fault", module + "/metadata", []string{
+			module + "/core", "!" + module + "/core/fault", module + "/orchestrator", module + "/admin",
+		}},
 		{"what drives an orchestrator", module + "/orchestrator", module + "/orchestrator", []string{
 			module + "/core", module + "/metadata", "google.golang.org/grpc",
 		}},
@@ -170,7 +173,7 @@ func TestImports(t *testing.T) {
 		{"gRPC's codes", func(path string) bool { return within(path, module+"/core") && ships(path) },
 			func(path string) bool {
 				return path == "google.golang.org/grpc/codes" || path == "google.golang.org/grpc/status"
-			}, []string{module + "/core", module + "/core/rpc", module + "/core/socket"}},
+			}, []string{module + "/core", module + "/core/fault", module + "/core/rpc", module + "/core/socket"}},
 		{"the configuration library", func(path string) bool { return within(path, module+"/core") || within(path, module+"/metadata") },
 			func(path string) bool { return within(path, "github.com/knadh/koanf") }, []string{module + "/core/config"}},
 		{"S3 and COSI", ships, func(path string) bool {

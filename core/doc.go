@@ -50,7 +50,7 @@
 //
 //   - server.go: the services; interceptors.go: what every RPC passes through; core/socket: their socket
 //   - identity.go, capabilities.go: the Identity service; readiness.go: waiting for the node's identity
-//   - codes.go: the one table from the errors of the packages below to gRPC codes
+//   - core/fault: the one table of errors, with gRPC code and word; codes.go: an error becomes a gRPC status by it
 //   - core/controller: the Controller service; core/node: the Node service; core/rpc: what both need
 //   - core/keylock: one operation per volume at a time
 //   - core/redact: takes users and passwords of URLs out of logs and errors

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -45,8 +46,11 @@ func (s *Server) logAndCount(
 	resp, err := handler(rpc.WithArrival(ctx), req)
 	took := time.Since(start)
 
-	result := statusOf(ctx, err)
-	s.metrics.RPCAnswered(info.FullMethod, result.Code().String(), took)
+	result, word := statusOf(ctx, err), ""
+	if row := fault.Of(err); row != nil {
+		word = row.Word
+	}
+	s.metrics.RPCAnswered(info.FullMethod, result.Code().String(), word, took)
 	attrs := append(identifiers(req), slog.String("code", result.Code().String()), slog.Duration("duration", took))
 	level := slog.LevelInfo
 	switch {

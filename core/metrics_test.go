@@ -123,6 +123,12 @@ func TestRPCsAreCounted(t *testing.T) {
 			t.Errorf("%s: %v with nothing in flight", series, value)
 		}
 	}
+	words := map[string]float64{
+		`oxide_csi_errors_total{method_name="/csi.v1.Controller/ControllerPublishVolume",word="NotFound"}`: 1,
+	}
+	if diff := cmp.Diff(words, map[string]float64(samples.Matching("oxide_csi_errors_total"))); diff != "" {
+		t.Errorf("errors with a word (-want +got):\n%s", diff)
+	}
 	if n := samples[`csi_plugin_panics_total{driver_name="csi.oxide.computer"}`]; n != 1 {
 		t.Errorf("%v panics, want 1", n)
 	}

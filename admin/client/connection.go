@@ -10,21 +10,19 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 )
 
 // Options holds the sockets of the plugin and the settings of a [Client].
@@ -219,16 +217,21 @@ func answerError(ctx context.Context, call Call, socket, service string, answer 
 			service,
 		)
 	case ctx.Err() != nil && answer.Code() == codes.DeadlineExceeded:
-		return failed(answer.Code(), "%s: no answer within --timeout%s", call.Method, nextStep(call.Method, answer.Code()))
+		return failed(
+			answer.Code(),
+			"%s: no answer within --timeout%s",
+			call.Method,
+			nextStep(nil, call.Method, answer.Code()),
+		)
+	}
+	text, row := fault.Cut(answer.Message())
+	if text += nextStep(row, call.Method, answer.Code()); row != nil {
+		text += " [" + row.Word + "]"
 	}
 	return &Error{
-		Code: answer.Code(),
-		Text: fmt.Sprintf("%s: %s: %s%s", call.Method, answer.Code(), answer.Message(),
-			nextStep(call.Method, answer.Code())),
+		Code:       answer.Code(),
+		Text:       fmt.Sprintf("%s: %s: %s", call.Method, answer.Code(), text),
+		fault:      row,
 		rackFailed: answer.Code() == codes.Internal && !strings.HasPrefix(call.Method, "Node"),
-		noProject: slices.ContainsFunc(answer.Details(), func(detail any) bool {
-			info, ok := detail.(*errdetails.ErrorInfo)
-			return ok && info.GetDomain() == rpc.PluginName && info.GetReason() == rpc.ReasonProject
-		}),
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 )
 
 // Error is a failure of a command. Its text is one line: the plugin's message and the next step.
@@ -22,8 +24,8 @@ type Error struct {
 	rackFailed bool
 	// mayPass says that the same command can succeed later, whatever the code is.
 	mayPass bool
-	// noProject says that the controller's project does not exist, or that the rack hides it from the token.
-	noProject bool
+	// fault is the row of the word in the plugin's message. It is nil if the message has none.
+	fault *fault.Row
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -111,7 +113,7 @@ func worthWaiting(err error) error {
 func isDenied(err error) bool {
 	var failure *Error
 	return errors.As(err, &failure) && failure.unreachable == nil &&
-		(failure.noProject || ExitCode(err) == exitNotAllowed)
+		(failure.fault == fault.ProjectUnusable || ExitCode(err) == exitNotAllowed)
 }
 
 func isNotFound(err error) bool {
@@ -120,7 +122,10 @@ func isNotFound(err error) bool {
 }
 
 // nextStep returns the next step after an error. It is empty if the plugin's message contains the next step.
-func nextStep(method string, code codes.Code) string {
+func nextStep(row *fault.Row, method string, code codes.Code) string {
+	if row != nil && row.OnHosts != "" {
+		return "; " + row.OnHosts
+	}
 	switch code {
 	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded:
 		return "; repeat the command"

@@ -7,8 +7,7 @@
 // anything.
 //
 //   - doctor.go, rack.go, node.go, restarts.go, classes.go: examinations
-//   - explain.go: what is known of one volume; symptoms.go: the table from which the verdict follows, and the page
-//     docs/how-to/troubleshooting.md; errors.go: the errors that it explains
+//   - explain.go: what is known of one volume; symptoms.go: which faults of core/fault these facts show
 //   - guest.go: device, filesystem and mounts of the volume, on its own instance
 //   - orphans.go: what a rack has and the orchestrator does not know, and the other way round
 package diagnose

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -29,7 +30,7 @@ type Facts struct {
 	DiskGone, InstanceGone bool
 	// Unasked says why the orchestrator could not be asked. The verdict then follows from the rack alone.
 	Unasked string
-	// RackError is the text of the error with which the rack was read, or empty.
+	// RackError is the message of the error with which the rack was read, or empty.
 	RackError string
 }
 
@@ -90,7 +91,7 @@ func (f Facts) allocation() string {
 
 // Explanation is the answer to an operator's question about one volume.
 type Explanation struct {
-	// Reason is the permanent word of the verdict: the heading in docs/how-to/troubleshooting.md.
+	// Reason is the permanent word of the verdict: the heading in docs/reference/errors.md.
 	Reason  string `json:"reason"`
 	Verdict string `json:"verdict"`
 	// Broken is the link of the chain that is broken, or empty.
@@ -102,21 +103,15 @@ type Explanation struct {
 	Messages []orchestrator.TraceMessage `json:"messages"`
 }
 
-// Verdict returns the symptom that the facts show.
-func Verdict(f Facts) Symptom {
-	for _, symptom := range Symptoms {
-		if symptom.matches(f) {
-			return symptom
-		}
+// Verdict returns the first fault of the table that the facts show.
+func Verdict(f Facts) *fault.Row {
+	if i := slices.IndexFunc(fault.Table, f.show); i >= 0 {
+		return fault.Table[i]
 	}
-	unknown := Unknown
-	switch next := f.nextForError(); {
-	case f.RackError == "" && len(f.Messages) == 0:
+	if f.RackError == "" && len(f.Messages) == 0 {
 		return Works
-	case next != "":
-		unknown.Next = next
 	}
-	return unknown
+	return Unknown
 }
 
 // Guest is the machine that the process runs on, as far as it may be the node of a volume.
@@ -149,10 +144,10 @@ func Explain(
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
 		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
 	}
-	symptom := Verdict(f)
+	row := Verdict(f)
 	return Explanation{
-		Reason: symptom.Reason, Verdict: f.fill(symptom.Verdict), Broken: symptom.Link, Actor: symptom.Actor,
-		Next: f.fill(symptom.nextFor(f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
+		Reason: row.Word, Verdict: f.fill(row.Verdict), Broken: row.Link, Actor: row.Actor,
+		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
 	}, nil
 }
 
@@ -181,7 +176,7 @@ func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster str
 	gone := 0
 	for _, client := range racks {
 		if _, err := client.Check(ctx); err != nil {
-			f.RackError = err.Error()
+			f.RackError = fault.Message(err)
 			return
 		}
 		disk, err := f.lookUp(ctx, client, cluster)
@@ -198,7 +193,7 @@ func (f *Facts) readRacks(ctx context.Context, racks []*rack.Client, cluster str
 		case errors.Is(err, rack.ErrNotFound):
 			gone++
 		case err != nil:
-			f.RackError = err.Error()
+			f.RackError = fault.Message(err)
 			return
 		case f.Disk == nil && disk.VolumeID != "":
 			f.Disk, f.Rack, f.VolumeID = &disk, client.Name(), disk.VolumeID
@@ -252,7 +247,7 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 		case errors.Is(err, rack.ErrNotFound):
 			gone++
 		default:
-			f.RackError = err.Error()
+			f.RackError = fault.Message(err)
 		}
 	}
 	f.InstanceGone = gone > 0 && gone == len(racks)

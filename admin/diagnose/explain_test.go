@@ -8,21 +8,17 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"os"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -383,7 +379,7 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 	} {
 		trace := orchestrator.Trace{
 			VolumeID: id, Node: "worker-1", Workload: test.workload, Orchestrator: test.orchestrator,
-			Messages: []orchestrator.TraceMessage{{Text: "and takes no more, because --max-disks is 8"}},
+			Messages: []orchestrator.TraceMessage{{Text: "takes no more [InstanceFull]"}},
 		}
 		got, err := diagnose.Explain(
 			t.Context(),
@@ -402,21 +398,20 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 	}
 }
 
-// An error that shows no symptom leads to its entry on the page, also if it is not the first message.
-func TestExplainKnowsEachErrorOfThePage(t *testing.T) {
-	for text, want := range map[string]string{
-		luks.ErrNoDeviceMapper.Error(): "EncryptionUnavailable: the messages below",
-		luks.ErrMemory.Error():         "EncryptionUnavailable: the messages below",
-		hostexec.ErrMissing.Error():    "ProgramMissing: install on {node} the package",
-		luks.ErrHeader.Error():         "Unknown: Restore the copy of the header: docs/how-to/encrypt-volumes.md#keep-the-header.",
-		rack.ErrSize.Error():           "Unknown: Ask for a size that the rack makes: docs/reference/limits.md.",
-		"something else":               "Unknown: read the messages below",
-	} {
-		verdict := diagnose.Verdict(diagnose.Facts{Trace: orchestrator.Trace{
-			Messages: []orchestrator.TraceMessage{{Text: "waiting"}, {Text: "NodeStageVolume: " + text + ": details"}},
-		}})
-		if got := verdict.Reason + ": " + verdict.Next; !strings.HasPrefix(got, want) {
-			t.Errorf("%s: %s, want %s", text, got, want)
+// The verdict goes by the word of a message, also if it is not the first message, and by nothing else that it says.
+func TestTheVerdictGoesByTheWord(t *testing.T) {
+	for _, row := range fault.Table {
+		for text, want := range map[string]*fault.Row{
+			"NodeStageVolume: " + row.Verdict: diagnose.Unknown,
+			row.Word:                          diagnose.Unknown,
+			"rpc error: code = X desc = whatever [" + row.Word + "] (repeated)": row,
+		} {
+			got := diagnose.Verdict(diagnose.Facts{Trace: orchestrator.Trace{
+				Messages: []orchestrator.TraceMessage{{Text: "waiting"}, {Text: text}},
+			}})
+			if got != want {
+				t.Errorf("%s: %s, want %s", text, got.Word, want.Word)
+			}
 		}
 	}
 }
@@ -504,75 +499,5 @@ func TestExplainSaysThatTheOrchestratorWasNotAsked(t *testing.T) {
 		nil,
 	); err == nil {
 		t.Errorf("%+v", got)
-	}
-}
-
-// docs/how-to/troubleshooting.md is made from the table.
-func TestTroubleshootingPage(t *testing.T) {
-	const page = "../../docs/how-to/troubleshooting.md"
-	want := diagnose.Page()
-	if os.Getenv("UPDATE") != "" {
-		coretest.Must(t, os.WriteFile(page, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(page)
-	coretest.Must(t, err)
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("the page differs from the table; run this test with UPDATE=1 (-table +page):\n%s", diff)
-	}
-}
-
-// No verdict that Nomad or a plain host can lead to has a command of Kubernetes. Nomad has no classes of claims, no
-// VolumeSnapshots and no expansion that waits. On a plain host only the rack's answers lead to verdicts.
-func TestNextStepsElsewhere(t *testing.T) {
-	notOnNomad := []string{"OtherDriver", "SnapshotNotReady", "ExpansionWaits"}
-	onHosts := []string{
-		"TokenRejected",
-		"ProjectUnusable",
-		"RoleTooLow",
-		"OnlySnapshot",
-		"DiskGone",
-		"DiskFaulted",
-		"InstanceDeleted",
-		"InstanceStopped",
-		"StateUnknown",
-		"ProxyAnswered",
-		"RackUnavailable",
-	}
-	for orchestrator, possible := range map[string]func(reason string) bool{
-		orchestrator.Nomad: func(reason string) bool { return !slices.Contains(notOnNomad, reason) },
-		orchestrator.None:  func(reason string) bool { return slices.Contains(onHosts, reason) },
-	} {
-		for _, s := range diagnose.Symptoms {
-			text := diagnose.NextFor(s, orchestrator)
-			if possible(s.Reason) && (strings.Contains(text, "kubectl") || strings.Contains(text, "Secret")) {
-				t.Errorf("%s, orchestrator %q: %s", s.Reason, orchestrator, text)
-			}
-		}
-		for _, reason := range diagnose.ReasonsElsewhere(orchestrator) {
-			if !slices.ContainsFunc(diagnose.Symptoms, func(s diagnose.Symptom) bool { return s.Reason == reason }) {
-				t.Errorf("there is no symptom %s", reason)
-			}
-		}
-	}
-}
-
-// Reasons are permanent, and each is one word.
-func TestReasonsArePermanent(t *testing.T) {
-	seen := map[string]bool{}
-	for _, s := range diagnose.Symptoms {
-		if seen[s.Reason] || strings.ContainsAny(s.Reason, " -_") || s.Why == "" {
-			t.Errorf("%+v", s)
-		}
-		seen[s.Reason] = true
-	}
-	for _, reason := range []string{
-		"TokenRejected", "ProjectUnusable", "OtherDriver", "SnapshotNotReady", "QuotaExhausted", "InstanceDeleted",
-		"RestartRefused", "RestartNeeded", "RestartPlanned", "InstanceFull", "SerialCollision", "InstanceStopped", "RackHasNoHotplug",
-		"PluginNotRegistered", "NodeNotReady", "WrongPassphrase", "PassphraseMissing", "DiskNotResponding", "DiskInUse", "ForeignFilesystem",
-		"FilesystemUnclean", "ExpansionWaits",
-	} {
-		if !seen[reason] {
-			t.Errorf("the table has no %s any more", reason)
-		}
 	}
 }

@@ -4,10 +4,7 @@
 
 package diagnose
 
-import (
-	"maps"
-	"slices"
-)
+import "slices"
 
 // Tools are the programs that [ExamineNode] looks for.
 func Tools() (names []string) {
@@ -16,12 +13,4 @@ func Tools() (names []string) {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// NextFor is the next step of a symptom with the commands of an orchestrator.
-func NextFor(s Symptom, orchestrator string) string { return s.nextFor(orchestrator) }
-
-// ReasonsElsewhere are the reasons that have a next step of their own under an orchestrator, or without one.
-func ReasonsElsewhere(orchestrator string) []string {
-	return slices.Sorted(maps.Keys(nextElsewhere[orchestrator]))
 }

@@ -5,6 +5,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -80,7 +82,7 @@ func ExamineRack(
 	e := &examination{area: "rack " + client.Name()}
 	project, err := client.Check(ctx)
 	if err != nil {
-		e.fail("API, certificate, token and project", symptomOf(err).Next, "%s", err)
+		e.fail("API, certificate, token and project", nextStep(err), "%s", err)
 		return e.findings
 	}
 	e.ok(
@@ -116,15 +118,15 @@ func (c *Clock) differenceOrNone() (time.Duration, bool) {
 	return c.difference()
 }
 
-// symptomOf is the row of an error of the rack.
-func symptomOf(err error) Symptom { return Verdict(Facts{RackError: err.Error()}) }
+// nextStep is the next step after an error of the rack.
+func nextStep(err error) string { return cmp.Or(fault.Of(err), Unknown).Next }
 
 func (e *examination) latency(ctx context.Context, client *rack.Client) {
 	var took []time.Duration
 	for range latencyCalls {
 		start := time.Now()
 		if err := client.ConfirmProject(ctx); err != nil {
-			e.fail("latency", symptomOf(err).Next, "%s", err)
+			e.fail("latency", nextStep(err), "%s", err)
 			return
 		}
 		took = append(took, time.Since(start))
@@ -149,11 +151,11 @@ func (e *examination) quota(ctx context.Context, client *rack.Client) {
 	quota, used, err := client.Storage(ctx)
 	switch {
 	case err != nil:
-		e.fail("quota", symptomOf(err).Next, "%s", err)
+		e.fail("quota", nextStep(err), "%s", err)
 	case used >= quota:
-		e.fail("quota", symptomOf(rack.ErrCapacity).Next, "%s of %s is used", config.Size(used), config.Size(quota))
+		e.fail("quota", fault.QuotaExhausted.Next, "%s of %s is used", config.Size(used), config.Size(quota))
 	case quota-used < quota/quotaPart:
-		e.warn("quota", symptomOf(rack.ErrCapacity).Next, "%s of %s is left", config.Size(quota-used), config.Size(quota))
+		e.warn("quota", fault.QuotaExhausted.Next, "%s of %s is left", config.Size(quota-used), config.Size(quota))
 	default:
 		e.ok("quota", "%s of %s is left", config.Size(quota-used), config.Size(quota))
 	}
@@ -195,7 +197,7 @@ func (e *examination) role(ctx context.Context, client *rack.Client) {
 	case err != nil:
 		e.warn(looked, "see the access of the project in the rack's console", "it cannot be read: %s", err)
 	case role < rack.LimitedCollaborator:
-		e.fail(looked, symptomOf(rack.ErrForbidden).Next, "%s: the token may not create, attach and delete disks", role)
+		e.fail(looked, fault.RoleTooLow.Next, "%s: the token may not create, attach and delete disks", role)
 	default:
 		e.ok(looked, "%s: the token may create, attach and delete disks", role)
 	}
@@ -207,7 +209,7 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 	const looked = "hot-plug"
 	instances, err := client.Instances(ctx)
 	if err != nil {
-		e.fail(looked, symptomOf(err).Next, "%s", err)
+		e.fail(looked, nextStep(err), "%s", err)
 		return
 	}
 	started := map[string]time.Time{}
@@ -230,7 +232,7 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 func (e *examination) contents(ctx context.Context, client *rack.Client, cluster string, now time.Time) {
 	all, err := readContents(ctx, []*rack.Client{client})
 	if err != nil {
-		e.fail("disks, snapshots and records", symptomOf(err).Next, "%s", err)
+		e.fail("disks, snapshots and records", nextStep(err), "%s", err)
 		return
 	}
 	c, ours, attached := all[0], 0, 0
@@ -270,7 +272,7 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 		}
 	}
 	if len(unknown) > 0 {
-		e.warn("unknown states", symptomOf(rack.ErrUnknown).Next, "%s", strings.Join(unknown, ", "))
+		e.warn("unknown states", fault.StateUnknown.Next, "%s", strings.Join(unknown, ", "))
 	}
 	if len(halfDeleted) > 0 {
 		e.warn(

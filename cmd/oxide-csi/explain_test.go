@@ -171,10 +171,10 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 		"all is well":          {"Works", func(c *simtest.Cluster) { c.Put(podList, "default", "db", podIn("Running")) }},
 		"nothing was said yet": {"NotStartedYet", func(*simtest.Cluster) {}},
 		"an attach that failed before it succeeded": {"NotStartedYet", func(c *simtest.Cluster) {
-			event(c, "FailedAttachVolume", "attaches and detaches disks only while the instance is stopped")
+			event(c, "FailedAttachVolume", "cannot attach disk x [RackHasNoHotplug]")
 		}},
 		"no hot-plug": {"RackHasNoHotplug", func(c *simtest.Cluster) {
-			c.Put(attachmentList, "", "va-1", attachment(false, "rpc error: code = FailedPrecondition desc = cannot attach disk x: instance y is running, and this rack attaches and detaches disks only while the instance is stopped: stop"))
+			c.Put(attachmentList, "", "va-1", attachment(false, "rpc error: code = FailedPrecondition desc = cannot attach disk x [RackHasNoHotplug]"))
 		}},
 		"node gone": {"NodeNotReady", func(c *simtest.Cluster) {
 			c.Put(nodeList, "", "worker-1", object{"status": object{"conditions": []object{{"type": "Ready", "status": "Unknown"}}}})
@@ -358,7 +358,7 @@ func TestExplainFollowsNomad(t *testing.T) {
 	id, instance := h.ok(t, "volume", "create", "data", "--size=1GiB"), h.sim.Instances[0].ID
 	const waits, ours, client = "5a7d9b11-0000-4000-8000-000000000001", "7c7d9b11-0000-4000-8000-000000000003", "c1"
 	const refusal = "cannot attach disk x: instance y is running, and this rack attaches and detaches disks only while " +
-		"the instance is stopped: stop it"
+		"the instance is stopped: stop it [RackHasNoHotplug]"
 	answers := map[string]any{
 		"/v1/volumes": []object{{"ID": "data", "Namespace": "shop", "ExternalID": id, "Provider": "csi.oxide.computer"}},
 		"/v1/volume/csi/data": object{

@@ -66,7 +66,7 @@ func TestEncryptedVolume(t *testing.T) {
 			"--passphrase-file="+key+".wrong", "--previous-passphrase-file="+key+".other"),
 	} {
 		facts := diagnose.Facts{Trace: orchestrator.Trace{Messages: []orchestrator.TraceMessage{{Text: said}}}}
-		if got := diagnose.Verdict(facts).Reason; got != reason {
+		if got := diagnose.Verdict(facts).Word; got != reason {
 			t.Errorf("the verdict on %q is %s, want %s", said, got, reason)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -409,13 +410,13 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 	case err != nil:
 		return rack.Disk{}, err
 	case stable.State == rack.Faulted:
-		return rack.Disk{}, rpc.Unavailable(
+		return rack.Disk{}, rpc.Unavailable("%w", fault.DiskFaulted.Errorf(
 			"volume %q: disk %q (%s) is faulted: delete it on rack %q, or ask the operator of the rack",
 			want.name,
 			disk.Name,
 			disk.ID,
 			c.rack.Name(),
-		)
+		))
 	}
 	return stable, c.checkNotRegistered(ctx, want, stable)
 }

@@ -15,6 +15,7 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -92,7 +93,8 @@ func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []
 
 // justDetachedError is the error for a disk that another process, or another call, works on.
 func justDetachedError(disk rack.Disk) error {
-	return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+	return rpc.LoggedAt(slog.LevelInfo, rpc.Fault(
+		fault.DetachDeferred,
 		"disk %q (%s) is just being detached from the instance that had it before: retry", disk.Name, disk.ID))
 }
 
@@ -225,25 +227,29 @@ func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred)
 
 // waitsForDetachError is the error for a disk whose detach is deferred. next is what the caller does after the detach.
 func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Deferred, next string) error {
-	var when string
+	when, row := "", fault.DetachUntimed
 	left, stays := c.detacher.Left(deferred), c.detacher.Stays(deferred)
 	switch {
 	case errors.Is(stays, detach.ErrClaimed): // the claim may be another team's
-		when = "a workload there has claimed it (see the controller's log)"
+		when, row = "a workload there has claimed it (see the controller's log)", fault.ClaimedThere
 	case stays != nil:
-		when = "it is unknown whether it is in use (see the controller's log)"
+		when, row = "it is unknown whether it is in use (see the controller's log)", fault.ClaimsUnknown
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed && c.detacher.Asks():
-		when = fmt.Sprintf("the claims on it are asked in %s (--detach-grace)", left.Round(time.Second))
+		when, row = fmt.Sprintf(
+			"the claims on it are asked in %s (--detach-grace)",
+			left.Round(time.Second),
+		), fault.DetachDeferred
 	case deferred.Untimed:
 		when = "detach it with \"oxide-csi volume detach\" or stop the instance"
 	case left == 0:
 		when = "it is detached as soon as the rack allows it, at the latest when you stop the instance"
 	default:
-		when = fmt.Sprintf("it is detached in %s (--detach-grace)", left.Round(time.Second))
+		when, row = fmt.Sprintf("it is detached in %s (--detach-grace)", left.Round(time.Second)), fault.DetachDeferred
 	}
-	return rpc.LoggedAt(slog.LevelInfo, rpc.FailedPrecondition(
+	return rpc.LoggedAt(slog.LevelInfo, rpc.Fault(
+		row,
 		"disk %q (%s) is unpublished and still attached to instance %s: %s, %s",
 		disk.Name,
 		disk.ID,

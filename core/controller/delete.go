@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -178,7 +179,8 @@ func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error
 			return c.waitsForDetachError(disk, deferred, "then delete it again")
 		}
 	}
-	return rpc.FailedPrecondition(
+	return rpc.Fault(
+		fault.AttachedElsewhere,
 		"disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first",
 		disk.Name,
 		disk.ID,

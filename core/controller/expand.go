@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -136,7 +137,8 @@ func (c rackController) inUseError(ctx context.Context, disk rack.Disk) error {
 			return c.waitsForDetachError(disk, deferred, "then expand it again")
 		}
 	}
-	return rpc.FailedPrecondition(
+	return rpc.Fault(
+		fault.ExpansionWaits,
 		"disk %q (%s) is attached to instance %s and is not replaced by a larger one: stop the volume's workload, so that it is unpublished, and start it again afterwards",
 		disk.Name,
 		disk.ID,

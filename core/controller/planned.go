@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -129,7 +130,7 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		if left <= 0 {
 			return rack.Disk{}, rpc.LoggedAt(slog.LevelInfo, err)
 		}
-		if text := err.Error(); text != reported {
+		if text := fault.Message(err); text != reported {
 			c.reportWait(ctx, disk, text)
 			reported = text
 		}

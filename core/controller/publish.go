@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -196,7 +197,8 @@ func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) err
 		if instance, err := c.rack.Instance(ctx, disk.InstanceID); err == nil {
 			name = fmt.Sprintf("%q ", instance.Name)
 		}
-		return rpc.FailedPrecondition(
+		return rpc.Fault(
+			fault.AttachedElsewhere,
 			"disk %q (%s) is attached to instance %s(%s): unpublish the volume from that node first",
 			disk.Name,
 			disk.ID,
@@ -204,7 +206,7 @@ func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) err
 			disk.InstanceID,
 		)
 	case rack.Faulted:
-		return rpc.Internal("disk %q (%s) is faulted: ask the operator of the rack", disk.Name, disk.ID)
+		return rpc.Fault(fault.DiskFaulted, "disk %q (%s) is faulted: ask the operator of the rack", disk.Name, disk.ID)
 	}
 	return rpc.FailedPrecondition(
 		"disk %q (%s) is in state %q and cannot be attached: finish its import, or ask the operator of the rack",
@@ -289,7 +291,8 @@ func (c rackController) instanceFullError(
 		}
 	}
 	if refused && len(disks) < c.maxDisks {
-		return rpc.ResourceExhausted(
+		return rpc.Fault(
+			fault.InstanceFull,
 			"instance %s has %d disks, and rack %q allows fewer than --max-disks=%d: set it to the rack's limit, %d, for controllers and nodes",
 			instanceID,
 			len(disks),
@@ -298,7 +301,8 @@ func (c rackController) instanceFullError(
 			len(disks),
 		)
 	}
-	return rpc.ResourceExhausted(
+	return rpc.Fault(
+		fault.InstanceFull,
 		"instance %s has %d disks, its boot disk included, and takes no more, because --max-disks is %d: unpublish another volume from that node first",
 		instanceID,
 		len(disks),
@@ -412,7 +416,8 @@ func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack
 // Nomad retries only FAILED_PRECONDITION; Kubernetes' external-attacher retries every code.
 func (c rackController) notStoppedError(op operation, disk rack.Disk, instance rack.Instance, refusal error) error {
 	c.logRefusal(op, disk.VolumeID, instance.ID, refusal)
-	return rpc.FailedPrecondition(
+	return rpc.Fault(
+		fault.RackHasNoHotplug,
 		"cannot %s disk %s: instance %q is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
 		op,
 		disk.ID,

@@ -9,14 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 )
 
 var (
 	// ErrClaimed says that a workload on the instance may use the volume, so its disk stays attached.
-	ErrClaimed = errors.New("a workload on the instance has claimed the volume")
+	ErrClaimed = fault.ClaimedThere.New("a workload on the instance has claimed the volume")
 	// ErrClaimsUnknown says that the orchestrator has not said whether a workload on the instance may use the volume, so
 	// its disk stays attached.
-	ErrClaimsUnknown = errors.New(
+	ErrClaimsUnknown = fault.ClaimsUnknown.New(
 		"the orchestrator does not say whether a workload on the instance has claimed the volume",
 	)
 )

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -34,7 +35,7 @@ type Rack interface {
 
 var (
 	// ErrDetaching says that a process is detaching the disk now.
-	ErrDetaching = errors.New("the disk is being detached")
+	ErrDetaching = fault.DetachDeferred.New("the disk is being detached")
 	// ErrRestarting says that a restart of another instance may be attaching the disk there.
 	ErrRestarting = errors.New("the disk belongs to the restart of another instance")
 	// ErrNotDeferred says that the detach is not deferred any more: the volume was published again, or another process

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
@@ -43,20 +44,20 @@ type Rack interface {
 
 var (
 	// ErrAttached says that the disk is attached, so that it cannot be replaced.
-	ErrAttached = errors.New("the disk is attached")
+	ErrAttached = fault.ExpansionWaits.New("the disk is attached")
 	// ErrNoRoom says that the volume is as it was, because quota or space for the larger disk are missing.
-	ErrNoRoom = errors.New("no room for a larger disk")
+	ErrNoRoom = fault.ExpansionNeedsRoom.New("no room for a larger disk")
 	// ErrOnlySnapshot says that the old disk is deleted and that the rack has no room for a new one of any size. The
 	// data are on the snapshot that the error names.
-	ErrOnlySnapshot = errors.New("the volume has only a snapshot")
+	ErrOnlySnapshot = fault.OnlySnapshot.New("the volume has only a snapshot")
 	// ErrUnderWay says that the volume is being expanded.
-	ErrUnderWay = errors.New("the volume is being expanded")
+	ErrUnderWay = fault.ExpansionUnderWay.New("the volume is being expanded")
 	// ErrTakenBack says that the expansion was taken back, by a publish of the volume or by [Expander.Settle].
-	ErrTakenBack = errors.New("the expansion was taken back: the volume was published, or nobody carried it out")
+	ErrTakenBack = fault.ExpansionWaits.New("the expansion was taken back, by a publish or because nobody went on")
 	// ErrDeleted says that the volume was deleted meanwhile.
-	ErrDeleted = errors.New("the volume was deleted")
+	ErrDeleted = fault.VolumeDeleted.New("the volume was deleted")
 	// ErrNameTaken says that a disk of another volume has the name of the volume's disk.
-	ErrNameTaken = errors.New("another disk has the name of the volume's disk")
+	ErrNameTaken = fault.NameTaken.New("another disk has the name of the volume's disk")
 )
 
 // stateWait is how long a step waits for a disk or a snapshot that the rack is still making.

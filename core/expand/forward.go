@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
@@ -168,7 +169,7 @@ func (e *Expander) existing(ctx context.Context, d rack.Replacement) (rack.Disk,
 	}
 	if disk.State == rack.Faulted {
 		// It is not made again from the snapshot: the volume may have been published meanwhile.
-		return rack.Disk{}, fmt.Errorf(
+		return rack.Disk{}, fault.DiskFaulted.Errorf(
 			"disk %q (%s) of volume %s is faulted: restore snapshot %q, taken before the expansion, or ask the rack's operator: %w",
 			disk.Name,
 			disk.ID,

@@ -7,15 +7,16 @@
 package filesystem
 
 import (
-	"errors"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 )
 
 var (
 	// ErrOption means that mkfs options or mount flags contain one that is not allowed.
-	ErrOption = errors.New("option is not allowed")
+	ErrOption = fault.OptionNotAllowed.New("option is not allowed")
 	// ErrUnsupported means that a filesystem type is not one of [Types].
-	ErrUnsupported = errors.New("filesystem is not supported")
+	ErrUnsupported = fault.FilesystemUnsupported.New("filesystem is not supported")
 )
 
 // Types lists the supported filesystem types, the default first.

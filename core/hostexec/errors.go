@@ -4,7 +4,9 @@
 
 package hostexec
 
-import "errors"
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+)
 
 // ErrMissing means that a program is not installed. The error names the program's Debian package.
-var ErrMissing = errors.New("program is not installed")
+var ErrMissing = fault.ProgramMissing.New("program is not installed")

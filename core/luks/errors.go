@@ -4,20 +4,22 @@
 
 package luks
 
-import "errors"
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+)
 
 // The errors of this package.
 var (
 	// ErrPassphrase means that no key slot of the header has the passphrase. Nothing was changed.
-	ErrPassphrase = errors.New("wrong passphrase")
+	ErrPassphrase = fault.WrongPassphrase.New("wrong passphrase")
 	// ErrHeader means that cryptsetup cannot read the header.
-	ErrHeader = errors.New("LUKS2 header cannot be read")
+	ErrHeader = fault.HeaderDamaged.New("LUKS2 header cannot be read")
 	// ErrNoDeviceMapper means that the kernel has no device-mapper, or no dm-crypt.
-	ErrNoDeviceMapper = errors.New("the kernel cannot open encrypted disks")
+	ErrNoDeviceMapper = fault.EncryptionUnavailable.New("the kernel cannot open encrypted disks")
 	// ErrBusy means that something uses the mapping.
-	ErrBusy = errors.New("mapping is in use")
+	ErrBusy = fault.MappingInUse.New("mapping is in use")
 	// ErrMemory means that the derivation of a key needs more memory than there is.
-	ErrMemory = errors.New("not enough memory to derive the key")
+	ErrMemory = fault.EncryptionUnavailable.New("not enough memory to derive the key")
 	// ErrCryptsetup is every other failure of cryptsetup.
-	ErrCryptsetup = errors.New("cryptsetup failed")
+	ErrCryptsetup = fault.CryptsetupFailed.New("cryptsetup failed")
 )

@@ -27,6 +27,7 @@ type Metrics struct {
 
 	operations         *prometheus.HistogramVec
 	operationsInFlight *prometheus.GaugeVec
+	errors             *prometheus.CounterVec
 	panics             prometheus.Counter
 
 	rackRequests                               *prometheus.HistogramVec
@@ -95,6 +96,10 @@ func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
 		Help:        "RPCs that are not yet answered",
 		ConstLabels: labels,
 	}, []string{"method_name"})
+	m.errors = register.NewCounterVec(prometheus.CounterOpts{
+		Name: "oxide_csi_errors_total",
+		Help: "RPCs that failed, by the word at the end of the message: docs/reference/errors.md",
+	}, []string{"method_name", "word"})
 	m.panics = register.NewCounter(prometheus.CounterOpts{
 		Name:        "csi_plugin_panics_total",
 		Help:        "RPCs that ended in a panic; each panic is a bug in the plugin",
@@ -170,13 +175,16 @@ func (m *Metrics) RPCStarted(method string) {
 	m.operationsInFlight.WithLabelValues(method).Inc()
 }
 
-// RPCAnswered counts a started RPC as answered. code is the name of its gRPC code.
-func (m *Metrics) RPCAnswered(method, code string, took time.Duration) {
+// RPCAnswered counts a started RPC as answered. code is the name of its gRPC code, word that of its error or "".
+func (m *Metrics) RPCAnswered(method, code, word string, took time.Duration) {
 	if m == nil {
 		return
 	}
 	m.operationsInFlight.WithLabelValues(method).Dec()
 	m.operations.WithLabelValues(method, code).Observe(took.Seconds())
+	if word != "" {
+		m.errors.WithLabelValues(method, word).Inc()
+	}
 }
 
 // RPCPanicked counts a panic that was recovered.

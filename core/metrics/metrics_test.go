@@ -59,11 +59,11 @@ func TestMetricsText(t *testing.T) {
 	m := testMetrics()
 	m.RPCStarted(create)
 	m.RPCStarted(create)
-	m.RPCAnswered(create, "OK", 250*time.Millisecond)
+	m.RPCAnswered(create, "OK", "", 250*time.Millisecond)
 	m.RPCStarted(create)
-	m.RPCAnswered(create, "NotFound", time.Hour)
+	m.RPCAnswered(create, "NotFound", "NotFound", time.Hour)
 	m.RPCStarted(remove)
-	m.RPCAnswered(remove, "OK", 0)
+	m.RPCAnswered(remove, "OK", "", 0)
 	m.RPCPanicked()
 	m.RPCPanicked()
 	west := m.RackObserver("west")
@@ -96,6 +96,7 @@ func TestMetricsText(t *testing.T) {
 		`csi_plugin_operations_in_flight{driver_name="driver",method_name="` + create + `"}`:                                 1,
 		`csi_plugin_operations_in_flight{driver_name="driver",method_name="` + remove + `"}`:                                 0,
 		`csi_plugin_panics_total{driver_name="driver"}`:                                                                      2,
+		`oxide_csi_errors_total{method_name="` + create + `",word="NotFound"}`:                                               1,
 		`oxide_csi_rack_request_duration_seconds_count{code="201",operation="disk_create",rack="west"}`:                      2,
 		`oxide_csi_rack_request_duration_seconds_sum{code="201",operation="disk_create",rack="west"}`:                        8,
 		`oxide_csi_rack_request_duration_seconds_count{code="error",operation="disk_create",rack="west"}`:                    1,
@@ -157,7 +158,7 @@ func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 func TestMetricsOff(t *testing.T) {
 	var m *Metrics
 	m.RPCStarted(create)
-	m.RPCAnswered(create, "OK", time.Second)
+	m.RPCAnswered(create, "OK", "", time.Second)
 	m.RPCPanicked()
 	m.SetVolumes("west", Volumes{All: 1})
 	m.SetTokens("west", 1, time.Now(), time.Now())
@@ -169,7 +170,7 @@ func TestMetricsOff(t *testing.T) {
 	}
 	if allocs := testing.AllocsPerRun(100, func() {
 		m.RPCStarted(create)
-		m.RPCAnswered(create, "OK", time.Second)
+		m.RPCAnswered(create, "OK", "", time.Second)
 	}); allocs != 0 {
 		t.Errorf("%v allocations per RPC", allocs)
 	}
@@ -193,7 +194,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	m := testMetrics()
 	m.RPCStarted(create)
-	m.RPCAnswered(create, "OK", time.Second)
+	m.RPCAnswered(create, "NotFound", "NotFound", time.Second)
 	m.RackObserver("west")("disk_create", "201", time.Second)
 	m.SetVolumes("west", Volumes{All: 1, Attached: 1, Encrypted: 1})
 	m.SetTokens("west", 1, time.Unix(1e9, 0), time.Unix(1e9, 0))

@@ -4,22 +4,24 @@
 
 package mount
 
-import "errors"
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+)
 
 // The errors of this package, wrapped with the paths and devices they are about.
 var (
 	// ErrFormat means that mkfs failed, or did not make the requested filesystem.
-	ErrFormat = errors.New("making the filesystem failed")
+	ErrFormat = fault.FormatFailed.New("making the filesystem failed")
 	// ErrMount means that the kernel or mount(8) refused a mount.
-	ErrMount = errors.New("mounting failed")
+	ErrMount = fault.MountFailed.New("mounting failed")
 	// ErrDamaged means that a filesystem is damaged, and that an operator must decide what to do.
-	ErrDamaged = errors.New("filesystem is damaged")
+	ErrDamaged = fault.FilesystemUnclean.New("filesystem is damaged")
 	// ErrChecking means that a check or a growth of the filesystem has not ended. It goes on without the caller.
-	ErrChecking = errors.New("filesystem is being checked or grown")
+	ErrChecking = fault.FilesystemChecked.New("filesystem is being checked or grown")
 	// ErrGrow means that a filesystem could not be grown to the size of its disk. It is in order, and has its old size.
-	ErrGrow = errors.New("growing the filesystem failed")
+	ErrGrow = fault.GrowFailed.New("growing the filesystem failed")
 	// ErrBusy means that a mount or a device was still in use at the end of the wait.
-	ErrBusy = errors.New("still in use")
+	ErrBusy = fault.MountInUse.New("still in use")
 	// ErrForeign means that something is at a path which this plugin did not put there. The plugin does not touch it.
-	ErrForeign = errors.New("path holds something that this plugin did not put there")
+	ErrForeign = fault.PathOccupied.New("path holds something that this plugin did not put there")
 )

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -60,7 +61,8 @@ func (n *Service) checkFilesystem(
 	wanted string,
 ) (fsType string, err error) {
 	if content.Type == "" || !filesystem.Supported(content.Type) || content.PartitionTable != "" {
-		return "", rpc.FailedPrecondition(
+		return "", rpc.Fault(
+			fault.ForeignFilesystem,
 			"volume %s: disk %s holds %s, not a supported filesystem: use raw block, or another volume",
 			volume.id,
 			dev,
@@ -80,7 +82,8 @@ func (n *Service) checkFilesystem(
 
 // otherFilesystem is the error for a disk whose filesystem is not of the wanted type.
 func otherFilesystem(volume nodeVolume, dev device.Device, found, wanted string) error {
-	return rpc.FailedPrecondition(
+	return rpc.Fault(
+		fault.ForeignFilesystem,
 		"volume %s: disk %s holds %s, but fs_type is %s: correct fs_type: the plugin never replaces a filesystem",
 		volume.id,
 		dev,
@@ -126,7 +129,8 @@ func (n *Service) checkFilesystemUUID(
 	}
 	found, err := uuid.Parse(content.UUID)
 	if err == nil && found.Version() == 5 && volume.origin == rpc.OriginBlank {
-		return rpc.FailedPrecondition(
+		return rpc.Fault(
+			fault.ForeignFilesystem,
 			"volume %s: the %s on %s belongs to another volume: its UUID is %s: "+
 				"use the right disk, or set %s: \"false\" in the volume's context",
 			volume.id,

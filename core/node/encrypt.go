@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -90,7 +91,8 @@ func (n *Service) unlock(
 		return volume, err
 	}
 	if len(secrets.now) == 0 {
-		return volume, rpc.FailedPrecondition(
+		return volume, rpc.Fault(
+			fault.PassphraseMissing,
 			"volume %s is encrypted, and the request has no passphrase: set the key %s in the secret for NodeStageVolume",
 			volume.id,
 			rpc.SecretPassphrase,
@@ -317,7 +319,8 @@ func (n *Service) ensureHeader(
 func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
 	switch {
 	case !v.acceptsHeader(header.UUID):
-		return rpc.FailedPrecondition(
+		return rpc.Fault(
+			fault.ForeignFilesystem,
 			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
 				"use the right disk, or set %s: \"false\" in the volume's context",
 			v.id,

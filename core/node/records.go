@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -172,7 +173,8 @@ func (n *Service) heldRecord(volume nodeVolume, dev device.Device) *volumerecord
 }
 
 func foreignUser(volume nodeVolume, dev device.Device, holder string) error {
-	return rpc.FailedPrecondition(
+	return rpc.Fault(
+		fault.DiskInUse,
 		"volume %s cannot be staged: its disk %s is held by %s: end that use first",
 		volume.id,
 		dev,

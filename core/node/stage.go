@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -475,7 +476,8 @@ func otherMounts(table mount.Table, entry mount.Entry) []mount.Entry {
 // checkNotMounted returns an error if the disk is mounted anywhere.
 func checkNotMounted(volume nodeVolume, dev device.Device, table mount.Table) error {
 	for _, entry := range table.OfDevice(dev.Number) {
-		return rpc.FailedPrecondition(
+		return rpc.Fault(
+			fault.DiskInUse,
 			"volume %s cannot be staged: its disk %s is already mounted at %s: unmount it there first",
 			volume.id,
 			dev,

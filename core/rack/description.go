@@ -7,12 +7,12 @@ package rack
 import (
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
@@ -166,7 +166,7 @@ const format = 1
 
 // ErrFormat means that a newer version of the plugin wrote the description or the record, in a format that this version
 // would misread.
-var ErrFormat = errors.New("was written by a newer version of the plugin, upgrade this one")
+var ErrFormat = fault.FormatNewer.New("was written by a newer version of the plugin, upgrade this one")
 
 // checkFormat returns [ErrFormat] for the text of a newer format, with the name of the object that has it.
 func checkFormat(object, text string) error {

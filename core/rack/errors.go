@@ -17,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/redact"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -25,41 +26,41 @@ import (
 var (
 	// ErrNotFound means that the disk or instance does not exist, or that the token may not see it: a rack answers 404
 	// in both cases (docs/reference/rack.md §1). Trust it only after [Client.ConfirmProject].
-	ErrNotFound = errors.New("not found")
+	ErrNotFound = fault.NotFound.New("not found")
 	// ErrProject means that the configured project does not exist, or that the token may not see it.
-	ErrProject = errors.New("the project cannot be used")
+	ErrProject = fault.ProjectUnusable.New("the project cannot be used")
 	// ErrAlreadyExists means that the name is taken in the project.
 	ErrAlreadyExists = errors.New("name is taken")
 	// ErrUnauthenticated means that the token is missing, wrong or expired.
-	ErrUnauthenticated = errors.New("not authenticated")
+	ErrUnauthenticated = fault.TokenRejected.New("not authenticated")
 	// ErrForbidden means that the token's role does not allow the call.
-	ErrForbidden = errors.New("forbidden")
+	ErrForbidden = fault.RoleTooLow.New("forbidden")
 	// ErrSize means that the rack does not support disks of this size.
-	ErrSize = errors.New("size is not supported")
+	ErrSize = fault.SizeUnsupported.New("size is not supported")
 	// ErrCapacity means that the quota or the free space is too small. A rack checks the quota before the name
 	// (docs/reference/rack.md §2), so a disk with this name may exist nevertheless.
-	ErrCapacity = errors.New("insufficient capacity")
+	ErrCapacity = fault.QuotaExhausted.New("insufficient capacity")
 	// ErrRefused means that the state of the disk or instance does not allow the call. Nothing was changed.
-	ErrRefused = errors.New("refused")
+	ErrRefused = fault.RackRefused.New("refused")
 	// ErrNotStopped is an [ErrRefused]: the instance is not stopped (docs/reference/rack.md §4).
 	ErrNotStopped = fmt.Errorf("%w: the instance is not stopped", ErrRefused)
 	// ErrFull is an [ErrRefused]: the instance already has the largest number of disks that the rack allows.
 	ErrFull = fmt.Errorf("%w: the instance takes no more disks", ErrRefused)
 	// ErrConflict means that another client was faster, or that the disk is a boot disk. Nothing was changed.
-	ErrConflict = errors.New("conflict")
+	ErrConflict = fault.ChangedMeanwhile.New("conflict")
 	// ErrUnavailable means that the rack did not answer, or cannot serve the request now. The change may have been
 	// made, may still be made, or may never be made.
-	ErrUnavailable = errors.New("the rack is unavailable")
+	ErrUnavailable = fault.RackUnavailable.New("the rack is unavailable")
 	// ErrProxy comes with [ErrUnavailable]. It means that what answered is no rack, for instance a proxy before the rack.
-	ErrProxy = errors.New("a proxy or another server answered, not the rack")
+	ErrProxy = fault.ProxyAnswered.New("a proxy or another server answered, not the rack")
 	// ErrUnknown means that the rack shows a disk or snapshot in a state, or of a type, that this version of the plugin
 	// does not know. Nothing was changed: what may be done with it is unknown, too.
-	ErrUnknown = errors.New("this version of the plugin does not know that, upgrade it")
+	ErrUnknown = fault.StateUnknown.New("this version of the plugin does not know that, upgrade it")
 	// ErrInternal means that the rack failed. The change may have been made.
-	ErrInternal = errors.New("the rack failed")
+	ErrInternal = fault.RackFailed.New("the rack failed")
 	// ErrBusy means that a disk or a snapshot did not reach a stable state in time, or that the rack refused a request
 	// because of such a state. Nothing was changed.
-	ErrBusy = errors.New("the disk is still changing state")
+	ErrBusy = fault.DiskBusy.New("the disk is still changing state")
 )
 
 // errUnconfirmedNotFound is an [ErrNotFound] in other words than a rack of a known release uses. It may be about the
@@ -84,11 +85,15 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	doing = fmt.Sprintf(doing, args...)
 	var httpErr *oxide.HTTPError
 	if !errors.As(err, &httpErr) {
-		// The SDK formats transport errors with %v, which hides the end of the caller's context.
+		// The SDK formats transport errors with %v, which hides the end of the caller's context, and an [ErrProxy].
 		if ctxErr := ctx.Err(); ctxErr != nil {
 			return fmt.Errorf("%s: %w: %w", doing, ErrUnavailable, ctxErr)
 		}
-		return fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(withoutVarying(err.Error())))
+		unanswered := fmt.Errorf("%s: %w: %s", doing, ErrUnavailable, sanitize(withoutVarying(err.Error())))
+		if strings.Contains(err.Error(), ErrProxy.Error()) {
+			return fault.ProxyAnswered.Errorf("%w", unanswered)
+		}
+		return unanswered
 	}
 	kind, status, message := classify(httpErr), httpErr.HTTPResponse.StatusCode, ""
 	requestID := httpErr.HTTPResponse.Header.Get(requestIDHeader)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
@@ -56,7 +57,7 @@ func ParseReplacement(record Record) (Replacement, bool) {
 }
 
 // ErrReplaced means that the disk of a volume was deleted, and that its larger successor does not exist yet.
-var ErrReplaced = errors.New("the disk of the volume is being replaced by a larger one")
+var ErrReplaced = fault.VolumeBeingReplaced.New("the disk of the volume is being replaced by a larger one")
 
 // HalfDeleted reports whether the rack failed to delete the disk. It then keeps the disk as faulted, under another name
 // (docs/reference/rack.md §3), and takes another request to delete it.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
 
@@ -55,7 +56,7 @@ func TestProxyAnswersInsteadOfTheRack(t *testing.T) {
 			_, listed := r.Instances(t.Context())
 			for call, err := range map[string]error{"create": created, "list": listed} {
 				switch {
-				case err == nil || !errors.Is(err, ErrUnavailable):
+				case err == nil || !errors.Is(err, ErrUnavailable) || fault.Of(err) != fault.ProxyAnswered:
 					t.Errorf("%s: error %v, want an unknown outcome", call, err)
 				case !strings.Contains(err.Error(), ErrProxy.Error()) || !strings.Contains(err.Error(), answer.mentions):
 					t.Errorf("%s: error %q does not say that a proxy answered %q", call, err, answer.mentions)
@@ -77,7 +78,7 @@ func TestProxyAnswersThePing(t *testing.T) {
 	r := newRig(t, simrack.Options{})
 	r.intercept(func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(http.StatusBadGateway); return true })
 	_, err := r.Check(t.Context())
-	if err == nil || !strings.Contains(err.Error(), ErrProxy.Error()) ||
+	if err == nil || fault.Of(err) != fault.ProxyAnswered || !strings.Contains(err.Error(), ErrProxy.Error()) ||
 		!strings.Contains(err.Error(), "Bad Gateway (HTTP 502)") {
 		t.Errorf("error %v does not say that a proxy answered", err)
 	}
@@ -102,7 +103,7 @@ func TestProxyDoesNotConnect(t *testing.T) {
 			r := newRig(t, simrack.Options{}, func(c *Config) { c.Host, c.HTTPClient = "https://rack.example", client })
 			_, err = r.Check(t.Context())
 			for _, want := range []string{ErrProxy.Error() + ": " + at.Host, strconv.Itoa(status), "HTTPS_PROXY"} {
-				if err == nil || !strings.Contains(err.Error(), want) {
+				if err == nil || fault.Of(err) != fault.ProxyAnswered || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v does not mention %q", err, want)
 				}
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
@@ -194,7 +195,7 @@ func (d Disk) CheckKnown() error {
 func (d Disk) CheckSerial(disks []Disk) error {
 	for _, other := range disks {
 		if other.VolumeID != d.VolumeID && diskname.Serial(other.Name) == diskname.Serial(d.Name) {
-			return fmt.Errorf(
+			return fault.SerialCollision.Errorf(
 				"disk %s and disk %s have the same first %d bytes in their names, so the guest would see only one: %w",
 				d.ID,
 				other.ID,

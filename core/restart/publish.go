@@ -9,16 +9,20 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
 var (
 	// ErrPlanned says that a volume waits for the restart of an instance. The orchestrator should repeat its call.
-	ErrPlanned = errors.New("waits for a planned restart")
+	ErrPlanned = fault.RestartPlanned.New("waits for a planned restart")
+	// errRefused and errNeeded are each an [ErrPlanned]: the restart was refused, or the policy forbids it.
+	errRefused = fault.RestartRefused.Errorf("%w", ErrPlanned)
+	errNeeded  = fault.RestartNeeded.Errorf("%w", ErrPlanned)
 	// ErrElsewhere says that the disk is attached to another instance and published there.
-	ErrElsewhere = errors.New("attached to another instance")
+	ErrElsewhere = fault.AttachedElsewhere.New("attached to another instance")
 	// ErrFull says that the instance has no free disk slot, even after all requested changes.
-	ErrFull = errors.New("the instance has no free disk slot")
+	ErrFull = fault.InstanceFull.New("the instance has no free disk slot")
 )
 
 // Publish attaches the disk of a volume to an instance. If that needs a restart, Publish keeps an attach request and
@@ -150,16 +154,16 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
 	e.watchEnd(r)
 	e.addRequest(disk, disk.InstanceID)
-	stage := string(stagePlanned)
+	stage, kind := string(stagePlanned), ErrPlanned
 	if status := e.status(disk.InstanceID); status.reason == ReasonUnderWay {
-		stage = status.message()
+		stage, kind = status.message(), planned(status)
 	}
 	return fmt.Errorf(
 		"volume %s: instance %s restarts: %s: %w",
 		disk.VolumeID,
 		disk.InstanceID,
 		stage,
-		ErrPlanned,
+		kind,
 	)
 }
 
@@ -180,7 +184,7 @@ func (e *Engine) requestAttach(
 		e.setHeldBy(disk.VolumeID, disk.InstanceID)
 		request.heldBy = disk.InstanceID
 	}
-	return fmt.Errorf("volume %s: %s: %w", disk.VolumeID, e.describeWait(request), ErrPlanned)
+	return fmt.Errorf("volume %s: %w", disk.VolumeID, e.describeWait(request))
 }
 
 // addRequest adds an attach request or notes its repetition. A request whose disk could not be attached begins anew if

@@ -5,7 +5,6 @@
 package restart
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -247,30 +246,41 @@ func (e *Engine) describeRefusal(r refusal) string {
 // formatTime formats a time for messages.
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// describeWait says what an attach request waits for.
-func (e *Engine) describeWait(request attachRequest) string {
+// describeWait returns an [ErrPlanned] that says what an attach request waits for.
+func (e *Engine) describeWait(request attachRequest) error {
 	status, blocked := e.status(request.instance), e.policyBlock()
 	switch {
 	case request.heldBy != "":
-		return fmt.Sprintf(
-			"instance %s has it and restarts first: %s",
-			request.heldBy,
-			cmp.Or(blocked, e.status(request.heldBy).message()),
-		)
+		if blocked != "" {
+			return fmt.Errorf("instance %s has it and restarts first: %s: %w", request.heldBy, blocked, errNeeded)
+		}
+		holder := e.status(request.heldBy)
+		return fmt.Errorf("instance %s has it and restarts first: %s: %w", request.heldBy, holder.message(), planned(holder))
 	case request.problem != "":
-		return fmt.Sprintf("instance %s: %s", request.instance, request.problem)
+		return fmt.Errorf("instance %s: %s: %w", request.instance, request.problem, ErrPlanned)
 	case status.reason == ReasonUnderWay:
-		return fmt.Sprintf("instance %s restarts: %s", request.instance, status.message())
+		return fmt.Errorf("instance %s restarts: %s: %w", request.instance, status.message(), planned(status))
 	case blocked != "":
-		return fmt.Sprintf("instance %s needs a restart for it, but %s", request.instance, blocked)
+		return fmt.Errorf("instance %s needs a restart for it, but %s: %w", request.instance, blocked, errNeeded)
 	case status.reason == ReasonWindow, status.reason == "":
-		return fmt.Sprintf(
-			"instance %s will be restarted for it, at the earliest %s after the first request",
-			request.instance,
-			e.opts.Window,
-		)
+		return fmt.Errorf("instance %s will be restarted for it, at the earliest %s after the first request: %w",
+			request.instance, e.opts.Window, ErrPlanned)
 	}
-	return fmt.Sprintf("instance %s needs a restart for it, but %s", request.instance, status.message())
+	return fmt.Errorf(
+		"instance %s needs a restart for it, but %s: %w",
+		request.instance,
+		status.message(),
+		planned(status),
+	)
+}
+
+// planned returns the [ErrPlanned] of a restart with this status. The attempt after a refusal mentions it, and is most
+// likely refused too.
+func planned(status restartStatus) error {
+	if status.reason == ReasonRefused || status.lastFailure != "" {
+		return errRefused
+	}
+	return ErrPlanned
 }
 
 // Restart describes a restart that is needed, planned or under way. It also describes an instance that needs no restart

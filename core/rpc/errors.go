@@ -10,10 +10,12 @@ import (
 	"log/slog"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 )
 
 // Error is an error with the gRPC code that the RPC answers. It is for errors whose code depends on what the RPC found
-// on the rack or the node. Other errors get their code from the table in package core.
+// on the rack or the node. Other errors get their code from [fault.Table].
 type Error struct {
 	code codes.Code
 	err  error
@@ -27,6 +29,11 @@ func (e *Error) Code() codes.Code { return e.code }
 
 func withCode(code codes.Code, format string, args []any) error {
 	return &Error{code: code, err: fmt.Errorf(format, args...)}
+}
+
+// Fault returns an [Error] with the code and the word of a row of the table of faults.
+func Fault(row *fault.Row, format string, args ...any) error {
+	return &Error{code: row.Code, err: row.Errorf(format, args...)}
 }
 
 // InvalidArgument returns an [Error] with the code INVALID_ARGUMENT.

@@ -42,10 +42,6 @@ const (
 	MetadataNodeNames    = "oxide-csi-node-names-bin"
 )
 
-// ReasonProject is the reason in the details of an error, as a google.rpc.ErrorInfo of the domain [PluginName]: the
-// project does not exist, or the rack hides it from the plugin's token. Such an error says nothing about the volume.
-const ReasonProject = "PROJECT"
-
 // Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi
 // volume detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its
 // answer if the disk is detached later, to one of the values Deferred….

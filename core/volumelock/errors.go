@@ -4,11 +4,13 @@
 
 package volumelock
 
-import "errors"
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+)
 
 var (
 	// ErrHeld means that a program started for the same volume by an earlier process is still running.
-	ErrHeld = errors.New("a program that an earlier process of the plugin started is still running")
+	ErrHeld = fault.ProgramRunning.New("a program that an earlier process of the plugin started is still running")
 	// ErrNodeHeld means that another volume of the node is using the memory for its key.
-	ErrNodeHeld = errors.New("the key of another volume is being derived on this node")
+	ErrNodeHeld = fault.KeyDerivationBusy.New("the key of another volume is being derived on this node")
 )

@@ -4,9 +4,11 @@
 
 package volumerecord
 
-import "errors"
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+)
 
 var (
 	// ErrUnreadable means that a record exists and cannot be read. So this node may hold the volume.
-	ErrUnreadable = errors.New("record of the volume cannot be read")
+	ErrUnreadable = fault.RecordUnreadable.New("record of the volume cannot be read")
 )

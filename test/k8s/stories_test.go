@@ -61,7 +61,7 @@ func (c *cluster) noHotplug(t *testing.T) {
 	c.setting(t, simtest.Settings{Hotplug: new(false), HotplugAsync: new(false)},
 		simtest.Settings{Hotplug: new(true), HotplugAsync: new(true)})
 	c.uses(t, "cold", c.a)
-	c.event(t, "cold", "attaches and detaches disks only while the instance is stopped")
+	c.event(t, "cold", "[RackHasNoHotplug]")
 	c.explained(t, "pod/default/cold", "RackHasNoHotplug")
 }
 
@@ -91,7 +91,7 @@ func (c *cluster) restartPlanned(t *testing.T) {
 func (c *cluster) slotsFull(t *testing.T) {
 	c.setting(t, simtest.Settings{MaxDisks: new(1)}, simtest.Settings{MaxDisks: new(maxDisks)})
 	c.uses(t, "full", c.a)
-	c.event(t, "full", "allows fewer than --max-disks")
+	c.event(t, "full", "[InstanceFull]")
 	c.explained(t, "pod/default/full", "InstanceFull")
 }
 
@@ -108,7 +108,7 @@ func (c *cluster) twinSerial(t *testing.T) {
 	must(t, err)
 	c.attachByHand(t, twin.Id)
 	c.uses(t, "twin", c.a)
-	c.event(t, "twin", "have the same first 20 bytes in their names")
+	c.event(t, "twin", "[SerialCollision]")
 	c.explained(t, "pod/default/twin", "SerialCollision")
 }
 
@@ -118,7 +118,7 @@ func (c *cluster) foreignFilesystem(t *testing.T) {
 	run(t, "wipefs", "--all", "--quiet", file)
 	run(t, "mkswap", file)
 	c.uses(t, "foreign", c.a)
-	c.event(t, "foreign", "not a supported filesystem")
+	c.event(t, "foreign", "[ForeignFilesystem]")
 	c.explained(t, "pod/default/foreign", "ForeignFilesystem")
 }
 

@@ -21,7 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md that nothing else makes in a cluster, and
+// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md and docs/reference/errors.md that nothing else
+// makes in a cluster, and
 // waits for the text that the page quotes where the page says that an operator sees it.
 func TestSymptomRows(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -34,14 +35,14 @@ func TestSymptomRows(t *testing.T) {
 		make   func(*testing.T, string)
 	}{
 		{"Multi-Attach error", c.twoNodes},
-		{"unpublish the volume from that node first", c.heldElsewhere},
-		{"the plugin never replaces a filesystem", c.anotherType},
-		{"refusing to format", c.notBlank},
+		{"[AttachedElsewhere]", c.heldElsewhere},
+		{"never replaces a filesystem [ForeignFilesystem]", c.anotherType},
+		{"[DiskNotBlank]", c.notBlank},
 		{"belongs to another volume: its UUID is", c.copied},
 		{"was not made by this plugin", c.madeByHand},
 		{"belongs to cluster", c.anotherCluster},
 		{"accessibility_requirements ask for", c.anotherRack},
-		{"takes no more, because --max-disks is", c.disksByHand},
+		{"[InstanceFull]", c.disksByHand},
 		{"has become read-only after an error", c.damaged},
 		{"is still attached to node", c.staysAttached},
 		{"does not contain driver", c.notOnNode},
@@ -53,7 +54,7 @@ func TestSymptomRows(t *testing.T) {
 		{"cannot be believed", c.lostRole},
 		{"topology value collision", c.anotherRackLabel},
 		{"the startup taint is not removed yet", c.mayNotRemoveTaint},
-		{"disk not found in this guest", c.anotherInstance},
+		{"[DeviceNotFound]", c.anotherInstance},
 		{"Init:0/1", c.uninitialized},
 		// From here on the chart has replaced the manifests.
 		{"the cluster ID would change from", c.anotherClusterID},

@@ -122,13 +122,14 @@ func checkQuery(t *testing.T, what, query string) {
 	}
 }
 
-// Every alert asks for metrics that exist, has a short summary, and leads to a heading of the page of symptoms.
+// Every alert asks for metrics that exist, has a short summary, and leads to a heading of the pages of errors.
 func TestAlerts(t *testing.T) {
-	const page = "https://github.com/oxidecomputer/oxide-csi-plugin/blob/main/docs/how-to/troubleshooting.md#"
+	const pages = "https://github.com/oxidecomputer/oxide-csi-plugin/blob/main/"
 	anchors := map[string]bool{}
-	for _, heading := range regexp.MustCompile(`(?m)^##? (.*)$`).FindAllStringSubmatch(
-		read(t, "docs/how-to/troubleshooting.md"), -1) {
-		anchors[strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")] = true
+	for _, page := range []string{"docs/how-to/troubleshooting.md", "docs/reference/errors.md"} {
+		for _, heading := range regexp.MustCompile(`(?m)^##? (.*)$`).FindAllStringSubmatch(read(t, page), -1) {
+			anchors[page+"#"+strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")] = true
+		}
 	}
 	seen := map[string]bool{}
 	for _, a := range alerts(t) {
@@ -143,9 +144,9 @@ func TestAlerts(t *testing.T) {
 		if n := len(a.Annotations["summary"]); n == 0 || n > 120 || a.Annotations["description"] == "" {
 			t.Errorf("%s has a summary of %d bytes and the description %q", a.Alert, n, a.Annotations["description"])
 		}
-		anchor, ok := strings.CutPrefix(a.Annotations["runbook_url"], page)
+		anchor, ok := strings.CutPrefix(a.Annotations["runbook_url"], pages)
 		if !ok || !anchors[anchor] {
-			t.Errorf("%s leads to %q, which is no heading of the page", a.Alert, a.Annotations["runbook_url"])
+			t.Errorf("%s leads to %q, which is no heading", a.Alert, a.Annotations["runbook_url"])
 		}
 	}
 }

@@ -191,7 +191,7 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 	instance := c.sim.Instance("node-b").ID
 	c.server.eventually("the controller's log names the instance that has the disk", func() bool {
 		log, _, err := root.try("alloc", "logs", "-namespace="+pluginNamespace, "-stderr", "-job", "oxide-csi-controller")
-		return err == nil && strings.Contains(log, "is attached to instance") && strings.Contains(log, instance) &&
+		return err == nil && strings.Contains(log, "[AttachedElsewhere]") && strings.Contains(log, instance) &&
 			strings.Contains(log, "cannot find out whether the volume is used")
 	})
 	c.waitsInSilence(t, "node-a", "attached to instance")

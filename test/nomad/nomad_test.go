@@ -369,7 +369,7 @@ func (c *cluster) refused(t *testing.T, operator cli) {
 	}{
 		// Nomad calls the plugin before it checks its own claims.
 		{"delete it", operator, []string{"volume", "delete", "data"}, "is attached to instance " + c.sim.Instance("node-a").ID},
-		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "is not replaced by a larger one"},
+		{"make it larger", operator, []string{"volume", "create", c.filled(t, create, "1GiB", "2GiB")}, "[ExpansionWaits]"},
 		{"more than one node", operator, []string{"volume", "create", c.filled(t, create, append(other, "single-node-writer", "multi-node-multi-writer")...)}, "use a single-node mode"},
 		{"another rack", operator, []string{"volume", "create", c.filled(t, create, append(other, `= "default"
       }`, `= "nowhere"
@@ -471,7 +471,7 @@ func (c *cluster) grow(t *testing.T) {
 	c.lines(t, operator, first, first)
 	larger := c.filled(t, "volumes/create.volume.hcl", "1GiB", "2GiB")
 	if _, stderr, err := operator.try("volume", "create", larger); err == nil ||
-		!strings.Contains(stderr, "is not replaced by a larger one") {
+		!strings.Contains(stderr, "[ExpansionWaits]") {
 		t.Errorf("a volume in use: %v: %s", err, stderr)
 	}
 	c.stop(t, operator, "data")
@@ -502,7 +502,7 @@ func (c *cluster) encrypted(t *testing.T) {
 	passphrase, _, _ = strings.Cut(passphrase, `"`)
 	operator := c.operator(t)
 	for _, try := range []struct{ passphrase, says string }{
-		{"", "the request has no passphrase"},
+		{"", "[PassphraseMissing]"},
 		{passphrase, "load the kernel modules dm_mod and dm_crypt on the node"},
 	} {
 		file := filepath.Join(t.TempDir(), "volume.hcl")
@@ -555,7 +555,7 @@ func (c *cluster) rotate(t *testing.T) {
 		"create",
 		"volumes/create.volume.hcl",
 	); err == nil ||
-		!strings.Contains(stderr, "not authenticated") {
+		!strings.Contains(stderr, "[TokenRejected]") {
 		t.Errorf("with a revoked token: %v: %s", err, stderr)
 	}
 	// A controller that starts with a wrong token is healthy for Nomad. Its check "ready" says what is wrong.
