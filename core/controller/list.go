@@ -341,7 +341,7 @@ func listPage[T, E any, P interface {
 		rc := c.forRack(client)
 		project, err := client.ProjectID(ctx)
 		if err != nil {
-			return nil, "", retryable(
+			return nil, "", retryableIfUnknown(
 				ctx,
 				fmt.Errorf("the list would be incomplete without rack %q: %w", client.Name(), err),
 			)

@@ -128,6 +128,11 @@ type Blank struct {
 	exclusive *os.File // opened with O_EXCL until mkfs opens the disk
 }
 
+// BlockSize returns the size of a logical block of the disk in bytes.
+func (b *Blank) BlockSize() (bytes int, err error) {
+	return unix.IoctlGetInt(int(b.locked.Fd()), unix.BLKSSZGET)
+}
+
 // lockTimeout is how long ProveBlank waits for the lock of another program. udev locks a new disk for a moment.
 const lockTimeout = 5 * time.Second
 

@@ -125,15 +125,6 @@ func (d Device) ReadOnly() (readOnly bool, err error) {
 	return readOnly, err
 }
 
-// BlockSize returns the size of a logical block in bytes.
-func (d Device) BlockSize() (bytes int, err error) {
-	err = d.withFile(func(file *os.File) (err error) {
-		bytes, err = unix.IoctlGetInt(int(file.Fd()), unix.BLKSSZGET)
-		return err
-	})
-	return bytes, err
-}
-
 // SetReadOnly makes the kernel reject writes to the device, or accept them again. It applies to the whole disk, also to
 // programs that have it open. SetReadOnly verifies the result.
 func (d Device) SetReadOnly(readOnly bool) error {

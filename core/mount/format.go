@@ -91,7 +91,7 @@ func (f Formatter) Format(
 		return 0, err
 	}
 	dev := blank.Device()
-	blockSize, err := dev.BlockSize()
+	blockSize, err := blank.BlockSize()
 	if err != nil {
 		return 0, err
 	}

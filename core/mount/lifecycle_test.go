@@ -205,7 +205,7 @@ func TestFormatFails(t *testing.T) {
 	t.Run("options that mkfs refuses", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
-		if err := r.format(t, "ext4", "-b", "4096", "-g", "12345"); !errors.Is(err, mount.ErrFormat) {
+		if err := r.format(t, "ext4", "-O", "nonsense"); !errors.Is(err, mount.ErrFormat) {
 			t.Fatalf("%v, want ErrFormat", err)
 		}
 		if err := r.format(t, "ext4"); err != nil {

@@ -21,9 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md and docs/reference/errors.md that nothing else
-// makes in a cluster, and
-// waits for the text that the page quotes where the page says that an operator sees it.
+// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md and docs/reference/errors.md that nothing
+// else makes in a cluster, and waits for the text that the page quotes where the page says that an operator sees it.
 func TestSymptomRows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: namespaces, mounts, loop devices")
