@@ -247,8 +247,9 @@ const (
 	unstage   rpc = "NodeUnstage"
 )
 
-// callTime is how long an orchestrator waits for an answer.
-const callTime = 20 * time.Second
+// callTime is how long an orchestrator waits for an answer. It is long, because a traced mkfs.btrfs looks at every loop
+// device of the machine.
+const callTime = 40 * time.Second
 
 func (v *volume) call(ctx context.Context, p *plugin, call rpc) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
