@@ -7,6 +7,7 @@ package controller_test
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +23,7 @@ import (
 type slowGuests struct {
 	simrack.Guests
 	snapshot time.Duration
-	begun    int
+	begun    atomic.Int32
 }
 
 func (*slowGuests) CreateDisk(string, int64) error          { return nil }
@@ -37,7 +38,7 @@ func (*slowGuests) PowerOn(string, []simrack.GuestDisk, func(bool)) error {
 }
 
 func (g *slowGuests) CreateSnapshot(string, string) error {
-	g.begun++
+	g.begun.Add(1)
 	time.Sleep(g.snapshot)
 	return nil
 }
@@ -91,12 +92,12 @@ func TestExpansionWithASlowSnapshot(t *testing.T) {
 						if err == nil {
 							break
 						}
-						if took := time.Since(begun); took > snapshot+5*time.Minute || guests.begun > 2 {
-							t.Fatalf("not done after %s and %d snapshots: %v", took, guests.begun, err)
+						if took := time.Since(begun); took > snapshot+5*time.Minute || guests.begun.Load() > 2 {
+							t.Fatalf("not done after %s and %d snapshots: %v", took, guests.begun.Load(), err)
 						}
 						time.Sleep(pause)
 					}
-					t.Logf("done after %s and %d snapshots", time.Since(begun), guests.begun)
+					t.Logf("done after %s and %d snapshots", time.Since(begun), guests.begun.Load())
 				})
 			})
 		}
@@ -126,8 +127,8 @@ func TestSettleDuringAnExpansion(t *testing.T) {
 		})
 		coretest.Must(t, err)
 		coretest.Must(t, <-settled)
-		if guests.begun != 1 {
-			t.Errorf("%d snapshots were made", guests.begun)
+		if guests.begun.Load() != 1 {
+			t.Errorf("%d snapshots were made", guests.begun.Load())
 		}
 	})
 }
