@@ -272,12 +272,13 @@ echo 1 >subsystems/test/attr_allow_any_host
 echo %s >subsystems/test/attr_serial
 dd if=/dev/zero of=/tmp/disk bs=1M count=8 2>/dev/null
 echo /tmp/disk >subsystems/test/namespaces/1/device_path
+echo 1 >subsystems/test/namespaces/1/buffered_io
 echo 1 >subsystems/test/namespaces/1/enable
 echo tcp >ports/1/addr_trtype
 echo ipv4 >ports/1/addr_adrfam
 echo 127.0.0.1 >ports/1/addr_traddr
 echo 4420 >ports/1/addr_trsvcid
-ln -s ../../../subsystems/test ports/1/subsystems/test
+ln -s /sys/kernel/config/nvmet/subsystems/test ports/1/subsystems/test
 echo transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=test >/dev/nvme-fabrics`, v.serial())
 	disk := func() string {
 		return strings.TrimSpace(m.sh(t, `cd /sys/block && for d in nvme*n*; do
