@@ -192,6 +192,9 @@ func TestDataOfALivingCluster(t *testing.T) {
 	}
 	_, err := r.CreateVolume(t.Context(), encrypted(from("refused", fromSnapshot(snapshot))))
 	wantForeign(t, err)
+	if !strings.Contains(err.Error(), "else restore a snapshot that was made by hand") {
+		t.Errorf("no way to the data of a cluster that lives: %v", err)
+	}
 	r.Must(t, theirs.Publish(t, volume, node))
 }
 

@@ -6,6 +6,7 @@ package filesystem
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -26,9 +27,9 @@ const (
 	defaultBlock = 4 * kib
 )
 
-// CheckFit returns [ErrOption] if mkfs would refuse these options on this disk. They come from [ParseMkfsOptions] for
-// this type, of which an empty one means the default. The limits are those of mke2fs 1.47, mkfs.xfs 6.1 and mkfs.btrfs
-// 6.2. Where these depend on more than the options, the limit here is a little below.
+// CheckFit returns [ErrOption] if mkfs would refuse these options on this disk. The options come from
+// [ParseMkfsOptions] for the same type. An empty type means the default. The limits are those of mke2fs 1.47, mkfs.xfs
+// 6.1 and mkfs.btrfs 6.2. A limit that depends on more than the options is a little stricter here.
 func CheckFit(fsType string, options []string, disk Disk) error {
 	fits := map[string]func(choices, Disk) error{"ext4": fitExt, "ext3": fitExt, "xfs": fitXFS, "btrfs": fitBtrfs}
 	given, err := values(nameOf(fsType), options)
@@ -130,7 +131,7 @@ type limit struct {
 func firstBroken(limits ...limit) error {
 	for _, limit := range limits {
 		if !limit.holds {
-			return fmt.Errorf("%s", limit.advice)
+			return errors.New(limit.advice)
 		}
 	}
 	return nil
@@ -151,6 +152,9 @@ func fitExt(c choices, disk Disk) error {
 	inodes := c.number("-N", disk.Size/c.number("-i", ratio, 0), 0)
 	journal := c.number("-J size", 0, 0) * mib
 	group := c.number("-g", 8*block, 0)
+	if err := fitExtFeatures(c); err != nil {
+		return err
+	}
 	return firstBroken(
 		tooSmallBlock("-b", block, disk),
 		limit{inode <= block, fmt.Sprintf("-I %d: an inode is at most one block, here %d bytes", inode, block)},
@@ -188,6 +192,12 @@ func fitExt(c choices, disk Disk) error {
 			!c.has("-E resize") || c.number("-E resize", 0, 0) > disk.Size,
 			fmt.Sprintf("-E resize: use more than the size of the disk, %d bytes", disk.Size),
 		},
+	)
+}
+
+// fitExtFeatures are the features of ext that exclude each other.
+func fitExtFeatures(c choices) error {
+	return firstBroken(
 		limit{
 			!c.feature("meta_bg", false) || !c.feature("resize_inode", true) && !c.has("-E resize"),
 			"-O meta_bg: only with -O ^resize_inode and without -E resize",

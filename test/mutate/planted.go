@@ -746,6 +746,14 @@ var planted = []bug{
 		test:     "TestDetachThatIsNotCarriedOut",
 	},
 	{
+		name:     "controller: the only way out of another cluster is to adopt its volume",
+		file:     "core/controller/owner.go",
+		original: "use oxide-csi volume adopt, else restore a snapshot that was made by hand",
+		planted:  "use oxide-csi volume adopt",
+		pkg:      "core/controller",
+		test:     "TestDataOfALivingCluster",
+	},
+	{
 		name:     "expand: a snapshot of another disk is taken",
 		file:     "core/expand/expand.go",
 		original: " || snapshot.DiskID != i.Disk:",
