@@ -80,8 +80,8 @@ func TestWordsArePermanent(t *testing.T) {
 	}
 }
 
-// Each row tells each reader what to do. Only readers in Kubernetes get its commands. The next step on a plain host has no
-// placeholders, because a command prints it as it is.
+// Each row tells each reader what to do. Only readers in Kubernetes get its commands. The next step on a plain host has
+// no placeholders, because a command prints it as it is.
 func TestRows(t *testing.T) {
 	kubernetes := regexp.MustCompile("kubectl|Secret")
 	onlyKubernetes := []*fault.Row{fault.OtherDriver, fault.SnapshotNotReady}
