@@ -30,7 +30,7 @@ const maxBytes = 4 * gib
 const maxExpansionTries = 20
 
 // expand makes a volume larger. It repeats until it succeeds, or until the volume keeps its size. Then the volume is
-// published, and has its data.
+// published, and has its data. A larger one gets new data.
 func (w *worker) expand(ctx context.Context, v *volume) error {
 	want := v.sizeBytes + gib
 	request := &csi.ControllerExpandVolumeRequest{
@@ -43,7 +43,10 @@ func (w *worker) expand(ctx context.Context, v *volume) error {
 			return ctx.Err()
 		case err == nil && resp.GetCapacityBytes() == want:
 			v.sizeBytes = want
-			return w.publish(ctx, v)
+			if err := w.publish(ctx, v); err != nil || v.node == nil || !w.guests {
+				return err
+			}
+			return w.fill(ctx, v) // the end of the larger disk has data now, too
 		case err == nil:
 			return fmt.Errorf("expanded to %d bytes instead of %d: %s", resp.GetCapacityBytes(), want, v.historyText())
 		case status.Code(err) == codes.OutOfRange:

@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -18,35 +19,45 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// content is the data on a volume: 0 means zeros, any other value is the seed of a pattern.
-type content uint64
+// content is the data on a volume. The zero value means zeros.
+type content struct {
+	// seed is that of a pattern.
+	seed uint64
+	// end is the size of the disk when the pattern was written, in bytes. Behind it there are zeros.
+	end int64
+}
 
-// patternOffsets are the offsets of a pattern's blocks, in bytes. Between them there are zeros. All offsets fit on the
-// smallest volume.
-var patternOffsets = []int64{0, 1 << 20, 513 << 20, gib - blockBytes}
+// offsets are the offsets of a pattern's blocks, in bytes. Between them there are zeros. The last block is at the end of
+// the disk as it was when the pattern was written; the others fit on the smallest volume.
+func (c content) offsets() []int64 {
+	return []int64{0, 1 << 20, 513 << 20, gib - blockBytes, max(gib, c.end) - blockBytes}
+}
 
 // untouched is an offset where no pattern has a block.
 const untouched = int64(100 << 20)
 
 const blockBytes = 4096
 
-// block returns the block at one of the patternOffsets.
+// block returns the block at one of the offsets. Two places are one where the disk has the smallest size.
 func (c content) block(place int) []byte {
 	block := make([]byte, blockBytes)
-	if c == 0 {
+	if c.seed == 0 {
 		return block
+	}
+	if c.end == gib {
+		place = min(place, len(c.offsets())-2)
 	}
 	pattern := rand.NewChaCha8(
 		[32]byte{
 			byte(place),
-			byte(c),
-			byte(c >> 8),
-			byte(c >> 16),
-			byte(c >> 24),
-			byte(c >> 32),
-			byte(c >> 40),
-			byte(c >> 48),
-			byte(c >> 56),
+			byte(c.seed),
+			byte(c.seed >> 8),
+			byte(c.seed >> 16),
+			byte(c.seed >> 24),
+			byte(c.seed >> 32),
+			byte(c.seed >> 40),
+			byte(c.seed >> 48),
+			byte(c.seed >> 56),
 		},
 	)
 	if _, err := pattern.Read(block); err != nil {
@@ -55,16 +66,22 @@ func (c content) block(place int) []byte {
 	return block
 }
 
-// write writes content to the disk with this name in an instance's guest. It returns after the data is on the disk.
-func (w *world) write(node simtest.Instance, diskName string, c content) error {
-	return w.withDevice(node, diskName, os.O_RDWR, func(device *os.File) error {
-		for place, offset := range patternOffsets {
+// write writes a pattern to the disk with this name in an instance's guest. It returns after the data is on the disk.
+func (w *world) write(node simtest.Instance, diskName string, seed uint64) (c content, err error) {
+	err = w.withDevice(node, diskName, os.O_RDWR, func(device *os.File) error {
+		end, err := device.Seek(0, io.SeekEnd)
+		if err != nil {
+			return err
+		}
+		c = content{seed, end}
+		for place, offset := range c.offsets() {
 			if _, err := device.WriteAt(c.block(place), offset); err != nil {
 				return err
 			}
 		}
 		return device.Sync()
 	})
+	return c, err
 }
 
 // compare compares the disk with this name in an instance's guest with the wanted content.
@@ -80,8 +97,17 @@ func (w *world) compare(node simtest.Instance, diskName string, want content) er
 			}
 			return nil
 		}
-		for place, offset := range patternOffsets {
+		for place, offset := range want.offsets() {
 			if err := check(offset, want.block(place)); err != nil {
+				return err
+			}
+		}
+		end, err := device.Seek(0, io.SeekEnd)
+		if err != nil {
+			return err
+		}
+		if end > max(gib, want.end) { // the volume has grown since
+			if err := check(end-blockBytes, make([]byte, blockBytes)); err != nil {
 				return err
 			}
 		}

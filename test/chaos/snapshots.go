@@ -42,7 +42,7 @@ func (w *worker) stepSnapshot(ctx context.Context, s *snapshot) (bool, error) {
 func (w *worker) snapshot(ctx context.Context, v *volume) error {
 	s := &snapshot{object: object{name: w.newName("snapshot"), fate: wanted, sizeBytes: v.sizeBytes, content: v.content}}
 	s.request = &csi.CreateSnapshotRequest{Name: s.name, SourceVolumeId: v.id}
-	s.remember("source %s, content %x", v.name, uint64(v.content))
+	s.remember("source %s, content %x", v.name, v.content.seed)
 	w.snapshots = append(w.snapshots, s)
 	err := w.finishSnapshot(ctx, s)
 	v.orphansDone = later(v.orphansDone, w.orphansDoneAt(&s.object)) // later writes must not get into the snapshot

@@ -464,13 +464,13 @@ func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 
 // fill writes new data to a published volume.
 func (w *worker) fill(_ context.Context, v *volume) error {
-	c := content(w.random.Uint64())
-	if err := w.write(*v.node, v.diskName, c); errors.Is(err, errGuestOff) {
+	c, err := w.write(*v.node, v.diskName, w.random.Uint64())
+	if errors.Is(err, errGuestOff) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("write: %w: %s", err, v.historyText())
 	}
-	v.remember("wrote %x on %s", uint64(c), v.node.Name)
+	v.remember("wrote %x on %s", c.seed, v.node.Name)
 	v.content = c
 	return nil
 }
@@ -482,7 +482,7 @@ func (w *worker) check(_ context.Context, v *volume) error {
 	}
 	w.results.count("data compared")
 	if err := w.compare(*v.node, v.diskName, v.content); err != nil && !errors.Is(err, errGuestOff) {
-		return fmt.Errorf("compare with %x on %s: %w: %s", uint64(v.content), v.node.Name, err, v.historyText())
+		return fmt.Errorf("compare with %x on %s: %w: %s", v.content.seed, v.node.Name, err, v.historyText())
 	}
 	return nil
 }
