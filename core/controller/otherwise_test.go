@@ -6,6 +6,7 @@ package controller_test
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -118,11 +119,13 @@ func TestExpansionRefusesAnotherSnapshot(t *testing.T) {
 					body := answer.Body.Bytes()
 					if strings.HasPrefix(req.URL.Path, "/v1/snapshots") && answer.Code < 300 && req.Method != http.MethodDelete {
 						var snapshot oxide.Snapshot
-						if err := json.Unmarshal(body, &snapshot); err != nil {
+						err := json.Unmarshal(body, &snapshot)
+						change(&snapshot)
+						changed, marshalErr := json.Marshal(snapshot)
+						if err := errors.Join(err, marshalErr); err != nil {
 							t.Error(err)
 						}
-						change(&snapshot)
-						body, _ = json.Marshal(snapshot)
+						body = changed
 					}
 					w.Header().Set("Content-Type", "application/json")
 					w.WriteHeader(answer.Code)
