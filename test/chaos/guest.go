@@ -27,8 +27,8 @@ type content struct {
 	end int64
 }
 
-// offsets are the offsets of a pattern's blocks, in bytes. Between them there are zeros. The last block was at the end of
-// the disk when the pattern was written. The others fit on the smallest volume.
+// offsets are the offsets of a pattern's blocks, in bytes. Between them there are zeros. The last block was at the end
+// of the disk when the pattern was written. The others fit on the smallest volume.
 func (c content) offsets() []int64 {
 	return []int64{0, 1 << 20, 513 << 20, gib - blockBytes, max(gib, c.end) - blockBytes}
 }
