@@ -179,7 +179,8 @@ func TestCreateVolumeAcceptsTopology(t *testing.T) {
 		"empty, as Nomad sends it": {},
 		"this rack":                coretest.RequireRacks("default"),
 		"this rack and another":    coretest.RequireRacks("west", "default"),
-		"preferred only":           {Preferred: coretest.RequireRacks("default").GetPreferred()},
+		"preferred only":           {Preferred: coretest.RequireRacks("default").GetRequisite()},
+		"another one is preferred": {Preferred: coretest.RequireRacks("elsewhere").GetRequisite()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -327,6 +327,10 @@ func TestCreateVolumeOnSeveralRacks(t *testing.T) {
 	coretest.WantSame(t, m.racksWith(t, "w"), []string{"north"})
 	_, err = create("x", coretest.RequireRacks("west"))
 	coretest.WantCode(t, err, codes.ResourceExhausted)
+	// A preference without a requisite rack is a wish.
+	_, err = create("wish", &csi.TopologyRequirement{Preferred: coretest.RequireRacks("west").GetRequisite()})
+	coretest.Must(t, err)
+	coretest.WantSame(t, m.racksWith(t, "wish"), []string{"east"})
 	m.racks["north"].setQuota(t, 1)
 	m.racks["east"].setQuota(t, 1)
 	_, err = create("x", preferred("west"))

@@ -24,7 +24,8 @@ func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client
 		return r.all, nil
 	}
 	var matching []*rack.Client
-	// If both are given, each preferred topology is also a requisite one.
+	// If both are given, each preferred topology is also a requisite one. Without a requisite one, the preferred ones are
+	// a wish, and any other rack fulfils the requirement, too.
 	for _, topology := range slices.Concat(preferred, requisite) {
 		for _, client := range r.all {
 			if segmentsMatch(topology.GetSegments(), rpc.Topology(client.Name()).GetSegments()) &&
@@ -33,11 +34,15 @@ func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client
 			}
 		}
 	}
+	if len(requisite) == 0 {
+		for _, client := range r.all {
+			if !slices.Contains(matching, client) {
+				matching = append(matching, client)
+			}
+		}
+	}
 	if len(matching) > 0 {
 		return matching, nil
-	}
-	if len(requisite) == 0 {
-		requisite = preferred
 	}
 	required := make([]string, 0, len(requisite))
 	for _, topology := range requisite {
