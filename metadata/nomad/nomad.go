@@ -40,11 +40,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
-// Keys of the client's metadata, written by operators.
-const (
-	keyInstanceID = "oxide.instance_id"
-	keyRack       = "oxide.rack"
-)
+// KeyRack is the key of the rack's name in a client's metadata, written by operators.
+const KeyRack = "oxide.rack"
+
+// keyInstanceID is the key of the instance, if an operator writes it.
+const keyInstanceID = "oxide.instance_id"
 
 // Options says how to reach the agent. The zero value means "http://127.0.0.1:4646" without a token.
 type Options struct {
@@ -109,11 +109,11 @@ func instanceOf(meta map[string]string) (instance metadata.Instance, err error) 
 			}
 		}
 	}
-	if instance.Rack = meta[keyRack]; instance.Rack != "" {
+	if instance.Rack = meta[KeyRack]; instance.Rack != "" {
 		if err := metadata.CheckRack(instance.Rack); err != nil {
 			return metadata.Instance{}, &metadata.Error{
 				Kind:  metadata.ErrInvalid,
-				What:  keyRack + " in the metadata of this Nomad client",
+				What:  KeyRack + " in the metadata of this Nomad client",
 				Cause: err,
 				Next:  "set it to the name that the controller uses for this rack",
 			}

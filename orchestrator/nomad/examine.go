@@ -89,6 +89,9 @@ func (e *examination) health(ctx context.Context) {
 		e.add(status, looked, found+e.sick(ctx, p.ID),
 			"nomad plugin status -verbose "+p.ID+" names the allocations; their logs say why")
 	}
+	if len(all) > 0 && slices.Contains(e.Needs, PolicyOperator) {
+		e.uncovered(ctx, all)
+	}
 }
 
 // sick says on which clients a plugin is not healthy, and why, if that can be read.
@@ -109,6 +112,40 @@ func (e *examination) sick(ctx context.Context, plugin string) string {
 		return ""
 	}
 	return "; not on " + orchestrator.Some(where)
+}
+
+// uncovered looks for clients whose metadata names a rack and on which no node plugin runs. Nomad expects a plugin only
+// where the job's allocations run, so after an update that ends them it calls those that are left all.
+func (e *examination) uncovered(ctx context.Context, plugins []pluginStub) {
+	const looked = "clients without node plugin"
+	var clients []struct{ ID, Name string }
+	query := url.Values{"filter": {fmt.Sprintf(`%q in Meta and Status == "ready"`, nomad.KeyRack)}}
+	op := reading("list the clients", `node { policy = "read" }`)
+	_, err := e.get(ctx, op, "/v1/nodes?"+query.Encode(), &clients)
+	running := map[string]bool{}
+	for i := 0; err == nil && i < len(plugins); i++ {
+		var info pluginInfo
+		info, err = e.plugin(ctx, plugins[i].ID)
+		for client := range info.Nodes {
+			running[client] = true
+		}
+	}
+	var without []string
+	for _, client := range clients {
+		if !running[client.ID] {
+			without = append(without, client.Name)
+		}
+	}
+	switch {
+	case errors.Is(err, nomad.HTTPStatus(http.StatusForbidden)):
+		e.add(orchestrator.StatusOK, looked, `not known: the token lacks node { policy = "read" }`, "")
+	case err != nil:
+		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command")
+	case len(without) > 0:
+		e.add(orchestrator.StatusWarning, looked, orchestrator.Some(without)+": their metadata names a rack",
+			"nomad job status -namespace=oxide-csi oxide-csi-node says why; after a bad update, "+
+				"nomad job revert -namespace=oxide-csi oxide-csi-node VERSION")
+	}
 }
 
 const (

@@ -65,6 +65,11 @@ func TestExamine(t *testing.T) {
 			a["/v1/plugins"] = []object{pluginOf(1, 1, 1, 2)}
 			a.at("/v1/plugin/csi/oxide")["Nodes"].(object)[nodeA] = object{"HealthDescription": "socket is gone"}
 		}, map[string]orchestrator.Status{"plugins": warning}, "1 of 2 nodes are healthy; not on a0000000 (socket is gone)"},
+		"an update took a node plugin away": {func(a answers) {
+			a["/v1/plugins"] = []object{pluginOf(1, 1, 1, 1)}
+			a["/v1/nodes"] = []object{{"ID": nodeA, "Name": "client-1"}, {"ID": nodeB, "Name": "client-2"}}
+			a["/v1/node/"+nodeB] = object{}
+		}, map[string]orchestrator.Status{"clients without node plugin": warning}, "client-2: their metadata names a rack"},
 		"no controller": {func(a answers) { a["/v1/plugins"] = []object{pluginOf(0, 1, 2, 2)} },
 			map[string]orchestrator.Status{"plugins": failure}, "0 of 1 controllers"},
 		"not installed": {func(a answers) { a["/v1/plugins"] = []object{{"ID": "x", "Provider": "other.example"}} },
@@ -77,8 +82,8 @@ func TestExamine(t *testing.T) {
 		"report": {func(a answers) {
 			a.at("/v1/node/" + nodeA)["Meta"] = object{"unique.oxide.restart_report": "2026 RestartRefused: why"}
 		}, map[string]orchestrator.Status{}, "client client-1: 2026 RestartRefused: why"},
-		"reports cannot be read": {func(a answers) { a["/v1/nodes"] = refusal(http.StatusInternalServerError) },
-			map[string]orchestrator.Status{"reports about clients": warning}, "HTTP 500"},
+		"clients cannot be read": {func(a answers) { a["/v1/nodes"] = refusal(http.StatusInternalServerError) },
+			map[string]orchestrator.Status{"reports about clients": warning, "clients without node plugin": warning}, "HTTP 500"},
 		"management token": {func(a answers) { a["/v1/acl/token/self"] = object{"Type": "management"} },
 			map[string]orchestrator.Status{}, "management token"},
 		"invalid token": {func(a answers) {
