@@ -2,8 +2,12 @@
 SHELL       := /bin/bash
 VERSION     := v$(shell cat VERSION)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
-# The folder of the programs that test/programs/build.sh builds.
-PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs)
+# The folder of the programs that test/programs/build.sh builds. KUBERNETES=1.36 builds and runs that release instead of
+# the newest one.
+PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs$(KUBERNETES:%=-%))
+ifdef KUBERNETES
+export KUBERNETES OXIDE_CSI_PROGRAMS := $(PROGRAMS)
+endif
 # Debian packages: the tools that the node plugin calls, D-Bus and curl for tests, and the C compiler that the race detector
 # needs.
 PACKAGES    := e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup util-linux mount dbus-daemon curl gcc libc6-dev ca-certificates

@@ -169,8 +169,8 @@ func (e *examination) nodes(ctx context.Context) {
 	}
 }
 
-// sidecarLeases are the leases of the sidecars: external-provisioner v6.3.0, external-attacher v4.12.0,
-// external-resizer v2.2.0 and external-snapshotter v8.6.0, cmd.
+// sidecarLeases are the leases of the sidecars: external-provisioner v6.4.0, external-attacher v4.13.0,
+// external-resizer v2.3.0 and external-snapshotter v8.7.0, cmd.
 var sidecarLeases = map[string]string{
 	"csi-oxide-computer":                             "csi-provisioner",
 	"external-attacher-leader-csi-oxide-computer":    "csi-attacher",

@@ -36,7 +36,7 @@ func wellCluster() *simtest.Cluster {
 	c.Put(nodeList, "", "worker-1", object{})
 	c.Put(csiNodeList, "", "worker-1", registeredAs(idA))
 	c.Put(classList, "", "oxide", object{"provisioner": "csi.oxide.computer"})
-	c.Put(podList, "oxide-csi", "controller", podWith("registry.example:5000/csi-attacher:v4.12.0@sha256:0"))
+	c.Put(podList, "oxide-csi", "controller", podWith("registry.example:5000/csi-attacher:v4.13.0@sha256:0"))
 	for _, name := range []string{
 		"csi-oxide-computer", "external-attacher-leader-csi-oxide-computer", "external-resizer-csi-oxide-computer",
 	} {

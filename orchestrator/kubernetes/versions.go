@@ -18,10 +18,10 @@ import (
 // sidecarVersions are the versions of the sidecars that the manifests name, by the container. Others are not tested
 // (docs/reference/compatibility.md). A test compares them with the manifests.
 var sidecarVersions = map[string]string{
-	"csi-provisioner":       "v6.3.0",
-	"csi-attacher":          "v4.12.0",
-	"csi-resizer":           "v2.2.0",
-	"csi-snapshotter":       "v8.6.0",
+	"csi-provisioner":       "v6.4.0",
+	"csi-attacher":          "v4.13.0",
+	"csi-resizer":           "v2.3.0",
+	"csi-snapshotter":       "v8.7.0",
 	"node-driver-registrar": "v2.16.0",
 }
 

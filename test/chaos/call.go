@@ -24,7 +24,7 @@ import (
 type rpc[Request, Response proto.Message] = func(context.Context, Request, ...grpc.CallOption) (Response, error)
 
 // unknown are the codes after which the outcome is unknown. After any other error of CreateVolume,
-// external-provisioner v6.3.0 takes the error as final and drops the volume.
+// external-provisioner v6.4.0 takes the error as final and drops the volume.
 var unknown = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted}
 
 // accessCodes are the codes of a token that the rack does not accept.

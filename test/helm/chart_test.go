@@ -52,6 +52,7 @@ func TestKustomize(t *testing.T) {
 		{"service monitor", ".", []string{"service-monitor"}, []string{"--set=snapshots.enabled=true,metrics.serviceMonitor.enabled=true"}},
 		{"twelve disks", "base", []string{"twelve-disks"}, []string{"--set=maxDisks=12"}},
 		{"capacity", "base", []string{"capacity"}, []string{"--set=csiDriver.storageCapacity=true"}},
+		{"wait for the plugin", "base", []string{"wait-for-plugin"}, []string{"--set=csiDriver.preventPodSchedulingIfMissing=true"}},
 		{"event about the token", "base", []string{"token-event"}, []string{"--set=controller.tokenEvent=true"}},
 		{"planned restarts", "base", []string{"restart"}, []string{"--set=attachMode=restart"}},
 		{"buckets", "base buckets", nil, []string{"--set=buckets.enabled=true"}},

@@ -361,7 +361,7 @@ func (c *cluster) nodes(t *testing.T) {
 		"kernelVersion":           "",
 		"osImage":                 "",
 		"containerRuntimeVersion": "",
-		"kubeletVersion":          "v1.36.3",
+		"kubeletVersion":          "v1.37.2",
 		"kubeProxyVersion":        "",
 		"operatingSystem":         "linux",
 		"architecture":            "amd64",

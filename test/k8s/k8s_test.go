@@ -58,6 +58,7 @@ func TestKubernetes(t *testing.T) {
 		{"a wrong token and a wrong project", c.wrongSecret},
 		{"from the manifests to the chart", c.chart},
 		{"a node joins", c.joins},
+		{"a pod waits for the plugin", c.waitsForPlugin},
 		{"two racks", c.racks},
 		{"an event says that a token expires", c.tokenExpires},
 		{"a node is drained and removed", c.drained},

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -78,6 +79,17 @@ func (c *cluster) running(t *testing.T, pods ...string) {
 			t.Fatalf("%v\n%s", err, c.kubectl(t, "describe", "pod", pod))
 		}
 	}
+}
+
+// event waits until an event of an object of any namespace has the text.
+func (c *cluster) event(t *testing.T, object, text string) {
+	t.Helper()
+	await.Within(t, waitLimit, "an event of "+object+" says: "+text, func() bool {
+		return strings.Contains(
+			c.get(t, ".items[*].message", "events", "-A", "--field-selector=involvedObject.name="+object),
+			text,
+		)
+	})
 }
 
 // gone deletes objects, and waits until they no longer exist.

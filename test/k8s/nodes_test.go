@@ -41,6 +41,10 @@ func (c *cluster) powerCut(t *testing.T) {
 	await.Within(t, waitLimit, "Kubernetes regards the node as lost", func() bool {
 		return c.get(t, `.status.conditions[?(@.type=="Ready")].status`, "node", c.b.Name) == "Unknown"
 	})
+	// So preventPodSchedulingIfMissing does not keep pods away from a node that has been rebooted (drain-nodes.md).
+	if got := c.get(t, ".spec.drivers[*].name", "csinode", c.b.Name); got != rpc.PluginName {
+		t.Errorf("the CSINode of the lost node has %q", got)
+	}
 	c.explained(t, "pod/default/survives", "InstanceStopped")
 	c.kubectl(t, "taint", "node", c.b.Name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
 	await.Within(
@@ -205,6 +209,48 @@ func (c *cluster) joins(t *testing.T) {
 			resident,
 		)
 	})
+}
+
+// waitsForPlugin checks that a pod with a volume is placed on no node without the plugin, if the CSIDriver asks for that.
+// It starts as soon as the plugin is there.
+func (c *cluster) waitsForPlugin(t *testing.T) {
+	set := func(wait bool) {
+		c.helm(t, "upgrade", "oxide-csi", "../../deploy/helm/oxide-csi", "--reuse-values",
+			fmt.Sprintf("--set=csiDriver.preventPodSchedulingIfMissing=%t", wait))
+	}
+	set(true)
+	t.Cleanup(func() { set(false) })
+	if c.get(t, ".spec.preventPodSchedulingIfMissing", "csidriver", rpc.PluginName) != "true" {
+		t.Skip("needs Kubernetes 1.37: an older one drops preventPodSchedulingIfMissing")
+	}
+	t.Run("without the plugin", func(t *testing.T) {
+		c.withoutPlugin(t, c.c)
+		c.apply(t, claim{name: "waits"}.String()+pod{name: "waits", claim: "waits", on: c.c}.String())
+		c.event(t, "waits", "CSI driver is not installed on the node")
+		if node := c.get(t, ".spec.nodeName", "pod", "waits"); node != "" {
+			t.Errorf("the pod was placed on %s", node)
+		}
+	})
+	c.running(t, "waits")
+	c.gone(t, "pod/waits", "pvc/waits")
+}
+
+// withoutPlugin takes the plugin off a node until the end of the test.
+func (c *cluster) withoutPlugin(t *testing.T, n *node) {
+	t.Helper()
+	set := func(affinity string) {
+		c.kubectl(t, "-n", namespace, "patch", "daemonset", "oxide-csi-node", "-p",
+			`{"spec":{"template":{"spec":{"affinity":`+affinity+`}}}}`)
+	}
+	set(`{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[` +
+		`{"key":"kubernetes.io/hostname","operator":"NotIn","values":["` + n.Name + `"]}]}]}}}`)
+	t.Cleanup(func() { set("null"); c.rolledOut(t) })
+	await.Within(
+		t,
+		waitLimit,
+		"the plugin is gone",
+		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
+	)
 }
 
 // memory returns the memory of the plugin on a node in MiB, by a field name of /proc/PID/status. The pod's other

@@ -169,24 +169,6 @@ func (c *cluster) notRegistered(t *testing.T) {
 	c.explained(t, "pod/default/nowhere", "PluginNotRegistered")
 }
 
-// withoutPlugin takes the plugin off a node until the end of the test.
-func (c *cluster) withoutPlugin(t *testing.T, n *node) {
-	t.Helper()
-	set := func(affinity string) {
-		c.kubectl(t, "-n", namespace, "patch", "daemonset", "oxide-csi-node", "-p",
-			`{"spec":{"template":{"spec":{"affinity":`+affinity+`}}}}`)
-	}
-	set(`{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[` +
-		`{"key":"kubernetes.io/hostname","operator":"NotIn","values":["` + n.Name + `"]}]}]}}}`)
-	t.Cleanup(func() { set("null"); c.rolledOut(t) })
-	await.Within(
-		t,
-		waitLimit,
-		"the plugin is gone",
-		func() bool { return c.get(t, ".spec.drivers[*].name", "csinode", n.Name) == "" },
-	)
-}
-
 // wrongProject gives the plugin a project that does not exist. The command has the right one.
 func (c *cluster) wrongProject(t *testing.T) {
 	c.used(t, "astray")

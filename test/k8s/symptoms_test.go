@@ -66,17 +66,6 @@ func TestSymptomRows(t *testing.T) {
 // spareInstance is the instance of a node that a test adds. No node runs on otherInstance.
 const spareInstance, otherInstance = "node-c", "node-d"
 
-// event waits until an event of an object of any namespace has the text.
-func (c *cluster) event(t *testing.T, object, text string) {
-	t.Helper()
-	await.Within(t, waitLimit, "an event of "+object+" says: "+text, func() bool {
-		return strings.Contains(
-			c.get(t, ".items[*].message", "events", "-A", "--field-selector=involvedObject.name="+object),
-			text,
-		)
-	})
-}
-
 // twoNodes needs a volume on two nodes at once.
 func (c *cluster) twoNodes(t *testing.T, quoted string) {
 	c.uses(t, "first", c.a)

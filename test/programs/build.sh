@@ -20,6 +20,9 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 programs=${OXIDE_CSI_PROGRAMS:-${XDG_CACHE_HOME:-$HOME/.cache}/oxide-csi-plugin/programs}
 limit=${OXIDE_CSI_BUILD_LIMIT:-30m}
+# KUBERNETES=1.36 builds that release: kubernetes/go-1.36.mod lists its modules. OXIDE_CSI_PROGRAMS then has to be another
+# folder than that of the newest release.
+release=go${KUBERNETES:+-$KUBERNETES}
 mkdir -p "$programs"
 
 # fresh NAME KEY: succeeds if NAME was built from KEY already.
@@ -30,12 +33,13 @@ built() { printf '%s\n' "$2" >"$programs/$1.key"; }
 
 # build DIR FLAGS PACKAGE...: builds packages of the module in a folder, with the exact versions of its go.sum.
 build() {
-    local dir=$1 flags=$2
+    local dir=$1 flags=$2 mod=go.mod
     shift 2
+    [ "$dir" != "$here/kubernetes" ] || mod=$release.mod
     (
         cd "$dir"
         export CGO_ENABLED=${cgo:-0} GOFLAGS="-mod=readonly -buildvcs=false -trimpath"
-        timeout "$limit" go build -ldflags "-s -w $flags" -o "$programs/" "$@"
+        timeout "$limit" go build -modfile="$mod" -ldflags "-s -w $flags" -o "$programs/" "$@"
     )
 }
 
@@ -46,8 +50,8 @@ key() { cat "$@" | sha256sum | cut -d' ' -f1; }
 kube() {
     local target=$1 dir=$here/kubernetes version key package=k8s.io/component-base/version client=k8s.io/client-go/pkg/version
     shift
-    version=$(cd "$dir" && go list -m -f '{{.Version}}' k8s.io/kubernetes)
-    key=$(key "$dir"/go.{mod,sum})
+    version=$(cd "$dir" && go list -modfile="$release.mod" -m -f '{{.Version}}' k8s.io/kubernetes)
+    key=$(key "$dir/$release".{mod,sum})
     fresh "$target" "$key" && return
     echo "programs: building $* $version"
     # Without a version the components regard each other as too old or too new.
@@ -58,10 +62,10 @@ kube() {
 
 etcd() {
     local dir=$here/kubernetes key
-    key=$(key "$dir"/go.{mod,sum})
+    key=$(key "$dir/$release".{mod,sum})
     fresh etcd "$key" && return
     echo "programs: building etcd"
-    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go build -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3)
+    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go build -modfile="$release.mod" -mod=readonly -buildvcs=false -trimpath -ldflags "-s -w" -o "$programs/etcd" go.etcd.io/etcd/server/v3)
     built etcd "$key"
 }
 
@@ -74,7 +78,7 @@ cluster() {
     kubernetes
     kube cluster kube-controller-manager kube-scheduler kubelet kubectl
     local dir=$here/kubernetes key
-    key=$(key "$dir"/go.{mod,sum} "$dir"/*/main.go)
+    key=$(key "$dir/$release".{mod,sum} "$dir"/*/main.go)
     fresh helpers "$key" && return
     build "$dir" "" ./registrar ./pause
     built helpers "$key"
@@ -101,11 +105,11 @@ prose() { cgo=1 tools prose vale; } # its parsers of source code are in C
 
 conformance() {
     local dir=$here/kubernetes key
-    key=$(key "$dir"/go.{mod,sum} "$dir"/e2e/*)
+    key=$(key "$dir/$release".{mod,sum} "$dir"/e2e/*)
     fresh conformance "$key" && return
     echo "programs: building Kubernetes' own tests"
     build "$dir" "" k8s.io/kubernetes/test/images/agnhost github.com/onsi/ginkgo/v2/ginkgo
-    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go test -c -vet=off -mod=readonly -trimpath -ldflags "-s -w" -o "$programs/e2e.test" ./e2e)
+    (cd "$dir" && CGO_ENABLED=0 timeout "$limit" go test -c -vet=off -modfile="$release.mod" -mod=readonly -trimpath -ldflags "-s -w" -o "$programs/e2e.test" ./e2e)
     built conformance "$key"
 }
 

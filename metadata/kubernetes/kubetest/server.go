@@ -173,7 +173,7 @@ func Node(changes ...func(o Object)) Object {
 		"kind": "Node", "apiVersion": "v1",
 		"metadata": Object{"name": NodeName, "labels": Object{"kubernetes.io/os": "linux"}, "annotations": Object{}},
 		"spec":     Object{"podCIDR": "10.0.0.0/24"},
-		"status":   Object{"nodeInfo": Object{"kubeletVersion": "v1.36.3"}, "images": []any{}},
+		"status":   Object{"nodeInfo": Object{"kubeletVersion": "v1.37.2"}, "images": []any{}},
 	}
 	for _, change := range changes {
 		change(o)
