@@ -213,10 +213,38 @@ func TestBuckets(t *testing.T) {
 		return c.get(t, ".items[*].metadata.name", "buckets.objectstorage.k8s.io") == ""
 	})
 	c.gone(t, "pod", "client")
-	c.kubectl(t, "delete", "-k", bucketsOverlay, "--timeout="+waitLimit.String())
-	for _, n := range []*node{c.a, c.b} {
-		await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
+	c.uninstallBuckets(t, overlay)
+}
+
+// uninstallBuckets deletes the namespace under a gateway that runs, and gets out of that as docs/how-to/uninstall.md says.
+// Then it uninstalls in the right order.
+func (c *cluster) uninstallBuckets(t *testing.T, overlay string) {
+	run := pages.Of(t, "../../docs/how-to/uninstall.md")
+	stop, rescue := run[0], run[1]
+	detached := func() {
+		for _, n := range []*node{c.a, c.b} {
+			await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
+		}
 	}
+	began := time.Now()
+	c.kubectl(t, "delete", "--wait=false", "namespace", namespace)
+	await.Within(t, waitLimit, "the node plugins are gone", func() bool {
+		return c.get(t, ".items[*].metadata.name", "-n", namespace, "pods", "-l", "app=oxide-csi-node") == ""
+	})
+	t.Logf("measured: when the node plugins are gone, the namespace is %q, with the pod %q",
+		c.get(t, ".status.phase", "namespace", namespace), c.get(t, ".metadata.name", "-n", namespace, "pod", gatewayPod))
+	c.asReader(t, rescue)
+	c.install(t, "overlay")
+	detached()
+	t.Logf("measured: from the deletion of the namespace to the detached volume: %.0f s", time.Since(began).Seconds())
+
+	c.asReader(t, pages.Of(t, "../../docs/tutorials/first-bucket.md")[0])
+	c.kubectl(t, "apply", "-k", overlay)
+	c.kubectl(t, "-n", namespace, "rollout", "status", "statefulset/oxide-buckets-main", "--timeout="+waitLimit.String())
+	c.asReader(t, stop)
+	detached()
+	c.kubectl(t, "delete", "-k", overlay, "--ignore-not-found", "--timeout="+waitLimit.String())
+	c.kubectl(t, "delete", "-k", "overlay", "--timeout="+waitLimit.String())
 }
 
 // growStore makes the volume of the store larger, as docs/explanation/buckets.md says.
