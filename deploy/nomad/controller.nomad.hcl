@@ -101,8 +101,12 @@ job "oxide-csi-controller" {
     value     = "linux"
   }
 
+  # If a new version does not become healthy within five minutes on one client, Nomad goes back to the version before.
+  # Without a deadline of zero it would try other clients first.
   update {
-    max_parallel = 1
+    max_parallel      = 1
+    auto_revert       = true
+    progress_deadline = "0s"
   }
 
   group "controller" {

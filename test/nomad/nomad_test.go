@@ -35,6 +35,7 @@ func TestNomad(t *testing.T) {
 	c.part("a volume grows", c.grow)
 	c.part("an encrypted volume", c.encrypted)
 	c.part("another token", c.rotate)
+	c.part("an update that fails", c.badUpdate)
 	c.part("monolith", c.monolith)
 	c.part("docker", c.containers)
 	c.part("uninstall", c.uninstall)
@@ -154,6 +155,29 @@ func (c *cluster) healthy(controllers, nodes int) {
 		plugin, _, err := c.admin.CSIPlugins().Info("oxide", nil)
 		return err == nil && plugin.ControllersHealthy == controllers && plugin.NodesHealthy == nodes
 	})
+}
+
+// badUpdate runs both jobs with a program that does not exist. Nomad goes back to the version before. Then it takes the
+// node plugin off a client, which Nomad does not miss.
+func (c *cluster) badUpdate(t *testing.T) {
+	bad := c.installer(append(c.values(), "NOMAD_VAR_command=/does/not/exist")...)
+	for _, name := range []string{"controller", "node"} {
+		bad.run(t, "job", "run", "-detach", name+".nomad.hcl")
+		c.server.eventually("job "+name+" has the version before", func() bool {
+			job, _, err := c.admin.Jobs().Info("oxide-csi-"+name, &api.QueryOptions{Namespace: pluginNamespace})
+			return err == nil && *job.Version > 1 && job.TaskGroups[0].Tasks[0].Config["command"] == programs.Plugin
+		})
+	}
+	c.healthy(max(1, c.controllerCount), 2)
+
+	// Without -detach the command waits for the deployment that failed.
+	root := c.installer(c.values()...)
+	root.run(t, "job", "run", "-detach", c.filled(t, "node.nomad.hcl", `"${attr.kernel.name}"
+    value     = "linux"`, `"${node.unique.name}"
+    value     = "node-a"`))
+	c.says(t, "node-b: their metadata names a rack", "doctor")
+	root.run(t, "job", "run", "-detach", "node.nomad.hcl")
+	c.healthy(max(1, c.controllerCount), 2)
 }
 
 // operator returns a user with only the rights of policies/operator.policy.hcl, and of other policies.
