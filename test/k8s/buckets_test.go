@@ -216,8 +216,8 @@ func TestBuckets(t *testing.T) {
 	c.uninstallBuckets(t, overlay)
 }
 
-// uninstallBuckets deletes the namespace under a gateway that runs, and gets out of that as docs/how-to/uninstall.md says.
-// Then it uninstalls in the right order.
+// uninstallBuckets deletes the namespace under a gateway that runs, and gets out of that as docs/how-to/uninstall.md
+// says. Then it uninstalls in the right order.
 func (c *cluster) uninstallBuckets(t *testing.T, overlay string) {
 	run := pages.Of(t, "../../docs/how-to/uninstall.md")
 	stop, rescue := run[0], run[1]

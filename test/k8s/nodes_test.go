@@ -211,8 +211,8 @@ func (c *cluster) joins(t *testing.T) {
 	})
 }
 
-// waitsForPlugin checks that a pod with a volume is placed on no node without the plugin, if the CSIDriver asks for that.
-// It starts as soon as the plugin is there.
+// waitsForPlugin checks that a pod with a volume is placed on no node without the plugin, if the CSIDriver says so. It
+// starts as soon as the plugin is there.
 func (c *cluster) waitsForPlugin(t *testing.T) {
 	set := func(wait bool) {
 		c.helm(t, "upgrade", "oxide-csi", "../../deploy/helm/oxide-csi", "--reuse-values",
