@@ -33,7 +33,7 @@ version: ## write the version of the file VERSION to the chart, the manifests, t
 # The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:$(VERSION)
 CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:$(VERSION)
-IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs wipefs xfs_growfs
 IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 

@@ -143,8 +143,8 @@ func (c LUKSCopies) made(salt []byte) (content []byte, offset int64) {
 	return content, offset
 }
 
-// Fault says what is wrong with one of the two copies, or returns "". It returns [ErrUnreadable] if both are damaged, and
-// also if they differ and none is newer: then nothing shows which one counts.
+// Fault says what is wrong with one of the two copies, or returns "". It returns [ErrUnreadable] if both are damaged,
+// and also if they differ and none is newer: then nothing shows which one counts.
 func (c LUKSCopies) Fault() (fault string, err error) {
 	name := [2]string{"first", "second"}[1-c.good()]
 	other := c.copies[1-c.good()]

@@ -47,6 +47,22 @@ var planted = []bug{
 		test:     "TestTooFewOpenFiles",
 	},
 	{
+		name:     "device: the silence of blkid counts as nothing",
+		file:     "core/device/content.go",
+		original: "\tif err == nil && content.Empty() {\n\t\tcontent, err = probeSilent(ctx, dev)\n\t}\n",
+		planted:  "",
+		pkg:      "core/device",
+		test:     "TestProbeWithSilentBlkid",
+	},
+	{
+		name:     "device: an error offers to discard a disk with a copy of a superblock",
+		file:     "core/device/blank.go",
+		original: "\tif known != \"\" {\n",
+		planted:  "\tif false {\n",
+		pkg:      "core/device",
+		test:     "TestProveBlankRejects",
+	},
+	{
 		name: "device: the disk is not compared again after mkfs",
 		file: "core/device/blank.go",
 		original: "\tif err := mkfs(b.dev.Path); err != nil {\n" +

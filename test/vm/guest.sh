@@ -19,7 +19,7 @@ tools=(
     mkfs.xfs xfs_repair xfs_growfs xfs_io
     mkfs.btrfs btrfs
     cryptsetup dmsetup
-    blkid mount umount fsck
+    blkid wipefs mount umount fsck
     dd stat
 )
 # Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher. quota_v2 keeps
