@@ -133,7 +133,8 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 
 // probeSilent asks wipefs what is on a device for which blkid has no word. wipefs lists all signatures.
 func probeSilent(ctx context.Context, dev Device) (content Content, err error) {
-	result, err := hostexec.Run(ctx, "wipefs", "--no-act", "--parsable", "--noheadings", "--output=TYPE,UUID,USAGE", dev.Path)
+	result, err := hostexec.Run(ctx, "wipefs",
+		"--no-act", "--parsable", "--noheadings", "--output=TYPE,UUID,USAGE", dev.Path)
 	if err != nil {
 		return content, err
 	}
