@@ -36,7 +36,7 @@ var (
 	extFlags = append(bare(
 		"discard", "acl", "user_xattr", "barrier", "auto_da_alloc", "block_validity", "noblock_validity", "init_itable",
 		"noinit_itable", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "bsddf", "minixdf", "quota", "noquota",
-		"usrquota", "grpquota", "prjquota"),
+		"usrquota", "grpquota"),
 		valued("commit", "=seconds", `=[0-9]{1,5}`),
 		valued("data", "=ordered, =journal", `=(ordered|journal)`),
 		valued("errors", "=remount-ro", `=remount-ro`),

@@ -52,7 +52,7 @@ func TestCheckMountFlags(t *testing.T) {
 		// The kernel refuses it always, drops it, or takes another value.
 		{"ext3", []string{"delalloc"}}, {"ext3", []string{"nodelalloc"}}, {"ext3", []string{"dioread_lock"}}, {"ext3", []string{"dioread_nolock"}},
 		{"ext3", []string{"journal_checksum"}}, {"ext4", []string{"data=journal,dioread_nolock"}}, {"", []string{"delalloc", "data=journal"}},
-		{"ext4", []string{"inode_readahead_blks=3"}}, {"ext4", []string{"stripe=32769"}}, {"xfs", []string{"allocsize=5g"}},
+		{"ext4", []string{"prjquota"}}, {"ext4", []string{"inode_readahead_blks=3"}}, {"ext4", []string{"stripe=32769"}}, {"xfs", []string{"allocsize=5g"}},
 		{"xfs", []string{"allocsize=100k"}}, {"xfs", []string{"allocsize=2g"}}, {"xfs", []string{"allocsize=2k"}}, {"xfs", []string{"logbsize=48k"}},
 		{"xfs", []string{"logbsize=4194304k"}}, {"xfs", []string{"logbsize=0"}}, {"btrfs", []string{"max_inline=5k"}}, {"btrfs", []string{"thread_pool=0"}},
 		// Not a flag of this filesystem, or of none.

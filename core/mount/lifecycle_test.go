@@ -672,28 +672,6 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// Only with the feature project can a file belong to a project. This machine's kernel may keep no quotas.
-func TestProjectQuotaNeedsItsFeature(t *testing.T) {
-	t.Parallel()
-	for options, want := range map[string]error{"": filesystem.ErrOption, "-O quota,project": nil} {
-		r := newRig(t)
-		if err := r.format(t, "ext4", strings.Fields(options)...); err != nil {
-			t.Fatal(err)
-		}
-		target := t.TempDir()
-		err := mount.Filesystem(t.Context(), r.dev, target, "ext4", mount.Options{Flags: []string{"noatime,prjquota"}})
-		if err == nil {
-			devicetest.Unmount(t, target)
-		}
-		if errors.Is(err, filesystem.ErrOption) != (want != nil) {
-			t.Errorf("made with %q: %v", options, err)
-		}
-		if err != nil && want == nil && !strings.Contains(err.Error(), "quota_v2") {
-			t.Errorf("made with %q: %v; want what the kernel lacks", options, err)
-		}
-	}
-}
-
 func TestMakeAndRemove(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }

@@ -29,7 +29,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -103,9 +102,6 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
 		return err
 	}
-	if err := checkProjectQuota(dev, fsType, options.Flags); err != nil {
-		return err
-	}
 	// Sensitive options are in no text that mount-utils makes.
 	write := []string{"-w"} // without it, mount(8) mounts a write-protected device read-only
 	if options.ReadOnly() {
@@ -139,24 +135,6 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 		message += " (it has the feature quota: the node's kernel may need the module quota_v2)"
 	}
 	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
-}
-
-// checkProjectQuota returns [filesystem.ErrOption] for the flag prjquota and an ext filesystem without the feature
-// project. The kernel refuses it, and says why only in its log.
-func checkProjectQuota(dev device.Device, fsType string, flags []string) error {
-	if !isExt(fsType) || !slices.Contains(filesystem.SplitMountFlags(flags), "prjquota") {
-		return nil
-	}
-	state, err := device.ReadExtState(dev)
-	if err != nil || state.Project {
-		return err
-	}
-	return fmt.Errorf(
-		"mount flags: %w: prjquota: the %s on %s has no feature project: remove the flag, or make the volume anew with mkfsOptions -O quota,project",
-		filesystem.ErrOption,
-		fsType,
-		dev,
-	)
 }
 
 // withoutFlagValues replaces the values of mount flags in a message: they may be secret. The keys are words of the

@@ -906,14 +906,6 @@ var planted = []bug{
 		test:     "TestMountAtAFolderOfTheSystem",
 	},
 	{
-		name:     "mount: prjquota of a filesystem without projects is tried",
-		file:     "core/mount/mount.go",
-		original: "if err != nil || state.Project {",
-		planted:  "if err != nil || state.Project || true {",
-		pkg:      "core/mount",
-		test:     "TestProjectQuotaNeedsItsFeature",
-	},
-	{
 		name:     "mount: what covers a copy of the mount is made read-only instead of it",
 		file:     "core/mount/free.go",
 		original: "\tif !strings.Contains(string(info), fmt.Sprintf(",

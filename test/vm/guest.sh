@@ -22,9 +22,9 @@ tools=(
     blkid wipefs mount umount fsck
     dd stat
 )
-# Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher. quota_v2 keeps
-# the quotas of ext4. nvmet-tcp and nvme-tcp make a disk that is not on the PCI bus.
-modules=(virtio_pci virtio_net xfs btrfs dm-crypt xts algif_skcipher quota_v2 nvmet-tcp nvme-tcp)
+# Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher. nvmet-tcp and
+# nvme-tcp make a disk that is not on the PCI bus.
+modules=(virtio_pci virtio_net xfs btrfs dm-crypt xts algif_skcipher nvmet-tcp nvme-tcp)
 
 die() {
     echo "guest.sh: $*" >&2
