@@ -28,8 +28,6 @@ type ExtState struct {
 	Bigalloc bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
-	// Quota says that the kernel keeps quotas.
-	Quota bool
 }
 
 // ReadExtState reads the superblock of an ext3 or ext4 from the disk. It returns [ErrUnreadable] if there is none.
@@ -59,7 +57,6 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		hasJournal    = 0x4   // EXT4_FEATURE_COMPAT_HAS_JOURNAL
 		fastCommit    = 0x400 // EXT4_FEATURE_COMPAT_FAST_COMMIT
 		needsRecovery = 0x4   // EXT4_FEATURE_INCOMPAT_RECOVER
-		quota         = 0x100 // EXT4_FEATURE_RO_COMPAT_QUOTA
 		bigalloc      = 0x200 // EXT4_FEATURE_RO_COMPAT_BIGALLOC
 	)
 	if binary.LittleEndian.Uint16(super[0x38:]) != magic {
@@ -73,7 +70,6 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	state.Replay = state.Journal && binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0
 	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
 	state.Bigalloc = readOnlyCompatible&bigalloc != 0
-	state.Quota = readOnlyCompatible&quota != 0
 	switch {
 	case flags&errorFlag != 0:
 		state.Unclean = "it has errors"

@@ -96,7 +96,7 @@ func (o Options) mountOptions(fsType string) []string {
 
 // Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
 // mount. The kernel replays journals. It checks nothing: [Repairs.Mount] checks before it calls Filesystem. The errors
-// are [ErrMount], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
+// are [ErrMount], [ErrKernel], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
 // has the message of mount(8), without the values of mount flags.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
@@ -131,10 +131,21 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 		refused = ErrDamaged
 	}
 	message = withoutFlagValues(message, options.Flags)
-	if state, err := device.ReadExtState(dev); err == nil && isExt(fsType) && state.Quota {
-		message += " (it has the feature quota: the node's kernel may need the module quota_v2)"
+	if super, err := device.Superblock(dev, fsType); err == nil && refused == ErrMount {
+		if lacks := filesystem.KernelLacks(fsType, super, kernelRelease()); lacks != "" {
+			refused, message = ErrKernel, lacks+": "+message
+		}
 	}
 	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
+}
+
+// kernelRelease returns the version of the running kernel, or "".
+func kernelRelease() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Release[:])
 }
 
 // withoutFlagValues replaces the values of mount flags in a message: they may be secret. The keys are words of the
