@@ -844,20 +844,20 @@ func TestProbeWithSilentBlkid(t *testing.T) {
 		return
 	}
 	const id = "12345678-1234-5234-8234-123456789abc"
-	make := func(program string, args ...string) func(*testing.T, *devicetest.Disk) {
+	makes := func(program string, args ...string) func(*testing.T, *devicetest.Disk) {
 		return func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, program, append(args, d.Loop)...) }
 	}
 	then := func(first func(*testing.T, *devicetest.Disk), offset int64, bytes string) func(*testing.T, *devicetest.Disk) {
 		return func(t *testing.T, d *devicetest.Disk) { first(t, d); poke(t, d, offset, bytes) }
 	}
-	ext4 := make("mkfs.ext4", "-q", "-U", id)
-	xfs := make("mkfs.xfs", "-q", "-f", "-m", "uuid="+id)
-	btrfs := make("mkfs.btrfs", "-q", "-f", "-U", id)
+	ext4 := makes("mkfs.ext4", "-q", "-U", id)
+	xfs := makes("mkfs.xfs", "-q", "-f", "-m", "uuid="+id)
+	btrfs := makes("mkfs.btrfs", "-q", "-f", "-U", id)
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	luks := make("cryptsetup", "luksFormat", "-q", "--disable-locks", "--pbkdf-memory=1024", "--pbkdf-force-iterations=4",
+	luks := makes("cryptsetup", "luksFormat", "-q", "--disable-locks", "--pbkdf-memory=1024", "--pbkdf-force-iterations=4",
 		"--uuid="+id, "--key-file="+key)
 	for _, tc := range []struct {
 		name    string
@@ -869,7 +869,19 @@ func TestProbeWithSilentBlkid(t *testing.T) {
 		{"xfs with a wrong checksum", then(xfs, 224, "\x11"), "xfs"},
 		{"btrfs with a wrong checksum", then(btrfs, 64*kib, "\x11"), "btrfs"},
 		{"LUKS2 without its first header", then(luks, 0, strings.Repeat("\x00", 4096)), device.TypeLUKS},
-		{"ext4 and a part of btrfs", then(ext4, 64*kib+64, "_BHRfS_M"), ""},
+		{"ext4 and btrfs", func(t *testing.T, d *devicetest.Disk) {
+			btrfs(t, d)
+			super := make([]byte, 4096)
+			file, err := os.Open(d.Loop)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = file.ReadAt(super, 64*kib)
+			if err := errors.Join(err, file.Close()); err != nil {
+				t.Fatal(err)
+			}
+			then(ext4, 64*kib, string(super))(t, d)
+		}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := devicetest.New(t)

@@ -55,6 +55,9 @@ func TestFeaturesDoNotDependOnTheTools(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if fsType == "btrfs" {
+				super[0xbc] &^= 0x20 // big_metadata: if mkfs does not set it, the kernel does
+			}
 			length := (len(want.features) + 1) / 3
 			if got := fmt.Sprintf("% x", super[want.at:want.at+length]); got != want.features {
 				t.Errorf("features %s, want %s", got, want.features)

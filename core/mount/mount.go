@@ -96,8 +96,8 @@ func (o Options) mountOptions(fsType string) []string {
 
 // Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
 // mount. The kernel replays journals. It checks nothing: [Repairs.Mount] checks before it calls Filesystem. The errors
-// are [ErrMount], [ErrKernel], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
-// has the message of mount(8), without the values of mount flags.
+// are [ErrMount], [ErrKernel], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and
+// [hostexec.ErrMissing]. An error has the message of mount(8), without the values of mount flags.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
 		return err
