@@ -403,21 +403,15 @@ func TestFormatAgainAfterKill(t *testing.T) {
 
 func TestMountRefuses(t *testing.T) {
 	t.Parallel()
-	const secret = "24691357" // not a power of two
+	const secret = "24691357" // without swidth
 	t.Run("a flag the kernel refuses stays secret", func(t *testing.T) {
 		t.Parallel()
 		r := newRig(t)
-		if err := r.format(t, "ext4"); err != nil {
+		if err := r.format(t, "xfs"); err != nil {
 			t.Fatal(err)
 		}
 		target := t.TempDir()
-		err := mount.Filesystem(
-			t.Context(),
-			r.dev,
-			target,
-			"ext4",
-			mount.Options{Flags: []string{"inode_readahead_blks=" + secret}},
-		)
+		err := mount.Filesystem(t.Context(), r.dev, target, "xfs", mount.Options{Flags: []string{"sunit=" + secret}})
 		if !errors.Is(err, mount.ErrMount) {
 			t.Fatalf("%v, want ErrMount", err)
 		}
