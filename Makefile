@@ -130,6 +130,10 @@ test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU gue
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
 	go run ./test/all -tags=vm -count=1 -timeout=40m ./test/vm
 
+.PHONY: test-matrix
+test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root folder of its packages; by hand, as root
+	test/matrix/run.sh trixie
+
 .PHONY: test-identity
 test-identity: deps ## read a node's identity from a real Kubernetes API server and Nomad agent, built once into a cache
 	test/programs/build.sh kubernetes nomad
