@@ -37,7 +37,7 @@ version: ## write the version of the file VERSION to the chart, the manifests, t
 # The image names in the manifests, and the programs that the node plugin calls.
 IMAGE            ?= oxidecomputer/oxide-csi-plugin:$(VERSION)
 CONTROLLER_IMAGE ?= oxidecomputer/oxide-csi-controller:$(VERSION)
-IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs xfs_growfs
+IMAGE_TOOLS      := blkid btrfs cryptsetup dd dmsetup e2fsck mkfs.btrfs mkfs.ext3 mkfs.ext4 mkfs.xfs mount resize2fs wipefs xfs_growfs
 IMAGE_FLAGS      := -user 65532:65532 -label org.opencontainers.image.title=oxide-csi -label org.opencontainers.image.version=$(VERSION) \
 	-label org.opencontainers.image.source=https://github.com/oxidecomputer/oxide-csi-plugin -label org.opencontainers.image.licenses=MPL-2.0
 
@@ -133,6 +133,10 @@ test-skew: deps ## run the controller of revision FROM (HEAD) with this node plu
 test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU guest
 	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
 	go run ./test/all -tags=vm -count=1 -timeout=40m ./test/vm
+
+.PHONY: test-matrix
+test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root folder of its packages; by hand, as root
+	test/matrix/run.sh trixie
 
 .PHONY: test-identity
 test-identity: deps ## read a node's identity from a real Kubernetes API server and Nomad agent, built once into a cache

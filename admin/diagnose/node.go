@@ -146,6 +146,7 @@ var tools = []struct {
 	{"xfs_growfs", "-V", true},
 	{"mount", "-V", true},
 	{"blkid", "-V", true},
+	{"wipefs", "-V", true},
 	{"dd", "--version", true},
 	{"mkfs.ext3", "-V", false},
 	{"mkfs.btrfs", "-V", false},

@@ -198,6 +198,9 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
 	content, err := probe(ctx, b.dev)
+	if err == nil && content.Empty() && found != "" {
+		content, err = Probe(ctx, b.dev)
+	}
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 	}
@@ -218,15 +221,23 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
 		}
 	}
-	if found != "" {
-		return fmt.Errorf(
-			"%w %s: it holds data, %s: create a new volume, or run blkdiscard --zeroout if the data is not needed",
-			ErrNotBlank,
-			b.dev,
-			found,
-		)
+	if found == "" {
+		return nil
 	}
-	return nil
+	known, err := findSignature(b.exclusive, options.regions(b.dev))
+	if err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	if known != "" {
+		return fmt.Errorf("%w %s: it holds %s, %s: use another volume, and ask the owner of the data",
+			ErrNotBlank, b.dev, known, found)
+	}
+	return fmt.Errorf(
+		"%w %s: it holds data, %s: create a new volume, or run blkdiscard --zeroout if the data is not needed",
+		ErrNotBlank,
+		b.dev,
+		found,
+	)
 }
 
 // covers reports whether everything that was found on the disk can come from the interrupted format.

@@ -10,7 +10,9 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -229,6 +231,9 @@ func TestProveBlankRejects(t *testing.T) {
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("%v, want %v", err, tc.want)
 			}
+			if strings.Contains(tc.name, "wiped") && strings.Contains(err.Error(), "blkdiscard") {
+				t.Errorf("the error offers to discard the disk: %v", err)
+			}
 			if !strings.Contains(err.Error(), tc.says) || strings.ContainsRune(err.Error(), '\n') {
 				t.Errorf("the error does not say %q in one line: %v", tc.says, err)
 			}
@@ -241,6 +246,7 @@ func TestProveBlankRejects(t *testing.T) {
 func TestProveBlankKnowsHeaders(t *testing.T) {
 	t.Parallel()
 	const size = 320 * mib
+	known := regexp.MustCompile("LUKS|GPT|btrfs") // whose copies this plugin knows
 	for name, writes := range map[string][]write{
 		"LUKS1":                 {{0, []byte("LUKS\xba\xbe\x00\x01")}},
 		"LUKS2":                 {{0, []byte("LUKS\xba\xbe\x00\x02")}, {16 * kib, []byte("SKUL\xba\xbe\x00\x02")}},
@@ -296,16 +302,12 @@ func TestProveBlankKnowsHeaders(t *testing.T) {
 			}
 			before := devicetest.Digest(t, d.Loop, d.Backing)
 			for _, origin := range []string{device.OriginBlank, "snapshot"} {
-				if _, err := prove(
-					t,
-					g,
-					d,
-					device.BlankOptions{Origin: origin, ScanLimit: size},
-				); !errors.Is(
-					err,
-					device.ErrNotBlank,
-				) {
-					t.Errorf("origin %s: %v, want ErrNotBlank", origin, err)
+				_, err := prove(t, g, d, device.BlankOptions{Origin: origin, ScanLimit: size})
+				if !errors.Is(err, device.ErrNotBlank) {
+					t.Fatalf("origin %s: %v, want ErrNotBlank", origin, err)
+				}
+				if known.MatchString(name) && strings.Contains(err.Error(), "blkdiscard") {
+					t.Errorf("the error offers to discard the disk: %v", err)
 				}
 			}
 			if devicetest.Digest(t, d.Loop, d.Backing) != before {
@@ -822,4 +824,84 @@ func TestProbe(t *testing.T) {
 			t.Errorf("the disk holds %v, %v; want ErrUnreadable", content, err)
 		}
 	})
+}
+
+// blkid of util-linux 2.41 says nothing about several formats and about a superblock with a wrong checksum. The disk
+// still counts as what it is, and no error offers to discard it.
+func TestProbeWithSilentBlkid(t *testing.T) {
+	const inside = "WITH_A_SILENT_BLKID"
+	if os.Getenv(inside) == "" {
+		silent := filepath.Join(t.TempDir(), "blkid")
+		if err := os.WriteFile(silent, []byte("#!/bin/sh\nexit 2\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("unshare", "--mount", "--propagation=private", "/bin/sh", "-c",
+			"mount --bind "+silent+" /usr/sbin/blkid && "+inside+"=1 exec "+os.Args[0]+" -test.run=^"+t.Name()+"$").
+			CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	const id = "12345678-1234-5234-8234-123456789abc"
+	makes := func(program string, args ...string) func(*testing.T, *devicetest.Disk) {
+		return func(t *testing.T, d *devicetest.Disk) { devicetest.Run(t, program, append(args, d.Loop)...) }
+	}
+	then := func(first func(*testing.T, *devicetest.Disk), offset int64, bytes string) func(*testing.T, *devicetest.Disk) {
+		return func(t *testing.T, d *devicetest.Disk) { first(t, d); poke(t, d, offset, bytes) }
+	}
+	ext4 := makes("mkfs.ext4", "-q", "-U", id)
+	xfs := makes("mkfs.xfs", "-q", "-f", "-m", "uuid="+id)
+	btrfs := makes("mkfs.btrfs", "-q", "-f", "-U", id)
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	luks := makes("cryptsetup", "luksFormat", "-q", "--disable-locks", "--pbkdf-memory=1024", "--pbkdf-force-iterations=4",
+		"--uuid="+id, "--key-file="+key)
+	for _, tc := range []struct {
+		name    string
+		prepare func(*testing.T, *devicetest.Disk)
+		want    string
+	}{
+		{"ext4", ext4, "ext4"},
+		{"ext4 with a wrong checksum", then(ext4, 1024+0x3fc, "\x11"), "ext4"},
+		{"xfs with a wrong checksum", then(xfs, 224, "\x11"), "xfs"},
+		{"btrfs with a wrong checksum", then(btrfs, 64*kib, "\x11"), "btrfs"},
+		{"LUKS2 without its first header", then(luks, 0, strings.Repeat("\x00", 4096)), device.TypeLUKS},
+		{"ext4 and btrfs", func(t *testing.T, d *devicetest.Disk) {
+			btrfs(t, d)
+			super := make([]byte, 4096)
+			file, err := os.Open(d.Loop)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = file.ReadAt(super, 64*kib)
+			if err := errors.Join(err, file.Close()); err != nil {
+				t.Fatal(err)
+			}
+			then(ext4, 64*kib, string(super))(t, d)
+		}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := devicetest.New(t)
+			d := g.Add(diskName, 320*mib)
+			tc.prepare(t, d)
+			dev, err := g.Roots().ByNumber(d.Number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			content, err := device.Probe(t.Context(), dev)
+			if want := (device.Content{Type: tc.want, UUID: id}); tc.want != "" && (err != nil || content != want) {
+				t.Errorf("the disk holds %v, %v; want %v", content, err, want)
+			}
+			if tc.want == "" && !errors.Is(err, device.ErrUnreadable) {
+				t.Errorf("the disk holds %v, %v; want ErrUnreadable", content, err)
+			}
+			_, err = prove(t, g, d, blankOrigin)
+			if !errors.Is(err, device.ErrNotBlank) || strings.Contains(err.Error(), "blkdiscard") {
+				t.Errorf("%v, want ErrNotBlank, without an offer to discard the disk", err)
+			}
+		})
+	}
 }

@@ -55,12 +55,28 @@ const (
 )
 
 // Probe asks blkid what the device holds, without blkid's cache. blkid answers "nothing" also for a device that it
-// cannot read. Probe then reads the first and last MiB itself, and returns [ErrUnreadable] if that fails. It returns
-// ErrUnreadable also if blkid found several formats.
+// cannot read, and from util-linux 2.41 on for several formats and for a superblock with a wrong checksum. Probe then
+// asks wipefs, and reads the first and last MiB itself. It returns [ErrUnreadable] if that fails, or if there are
+// several formats. Both copies of a LUKS2 header count, whatever blkid says.
 func Probe(ctx context.Context, dev Device) (Content, error) {
 	content, err := probe(ctx, dev)
-	if err != nil || !content.Empty() {
+	if err == nil && content.Empty() {
+		content, err = probeSilent(ctx, dev)
+	}
+	if err != nil {
 		return content, err
+	}
+	if content.Empty() || content.Type == TypeLUKS {
+		headerUUID, _, err := dev.LUKSHeader()
+		if headerUUID != "" {
+			content.Type, content.UUID = TypeLUKS, headerUUID
+		}
+		if err != nil || !content.Empty() {
+			return content, err
+		}
+	}
+	if !content.Empty() {
+		return content, nil
 	}
 	err = dev.withFile(func(file *os.File) error {
 		_, err := findByte(ctx, file, headAndTail(dev.SizeBytes))
@@ -113,6 +129,31 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 		return Content{}, fmt.Errorf("%w %s: blkid found several formats: %s", ErrUnreadable, dev, result.Message())
 	}
 	return Content{}, fmt.Errorf("%w %s: blkid: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Message())
+}
+
+// probeSilent asks wipefs what is on a device for which blkid has no word. wipefs lists all signatures.
+func probeSilent(ctx context.Context, dev Device) (content Content, err error) {
+	result, err := hostexec.Run(ctx, "wipefs",
+		"--no-act", "--parsable", "--noheadings", "--output=TYPE,UUID,USAGE", dev.Path)
+	if err != nil {
+		return content, err
+	}
+	if result.ExitCode != 0 {
+		return content, fmt.Errorf("%w %s: wipefs: exit code %d: %s", ErrUnreadable, dev, result.ExitCode, result.Message())
+	}
+	for line := range strings.Lines(result.Stdout) {
+		kind, rest, _ := strings.Cut(strings.TrimSpace(line), ",")
+		id, usage, _ := strings.Cut(rest, ",")
+		if usage == "partition-table" {
+			content.PartitionTable = kind
+			continue
+		}
+		if content.Type != "" && (content.Type != kind || content.UUID != id) {
+			return Content{}, fmt.Errorf("%w %s: several formats: %s, %s", ErrUnreadable, dev, content.Type, kind)
+		}
+		content.Type, content.UUID = kind, id
+	}
+	return content, nil
 }
 
 func parseBlkidExport(text string) Content {

@@ -28,8 +28,6 @@ type ExtState struct {
 	Bigalloc bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
-	// Quota says that the kernel keeps quotas, and Project that a file can belong to a project.
-	Quota, Project bool
 }
 
 // ReadExtState reads the superblock of an ext3 or ext4 from the disk. It returns [ErrUnreadable] if there is none.
@@ -52,16 +50,14 @@ func ReadExtState(dev Device) (state ExtState, err error) {
 func parseExtState(super []byte) (state ExtState, err error) {
 	const (
 		magic         = 0xef53
-		valid         = 0x1    // EXT4_VALID_FS
-		errorFlag     = 0x2    // EXT4_ERROR_FS
-		orphans       = 0x4    // EXT4_ORPHAN_FS
-		onErrorPanic  = 3      // EXT4_ERRORS_PANIC
-		hasJournal    = 0x4    // EXT4_FEATURE_COMPAT_HAS_JOURNAL
-		fastCommit    = 0x400  // EXT4_FEATURE_COMPAT_FAST_COMMIT
-		needsRecovery = 0x4    // EXT4_FEATURE_INCOMPAT_RECOVER
-		quota         = 0x100  // EXT4_FEATURE_RO_COMPAT_QUOTA
-		project       = 0x2000 // EXT4_FEATURE_RO_COMPAT_PROJECT
-		bigalloc      = 0x200  // EXT4_FEATURE_RO_COMPAT_BIGALLOC
+		valid         = 0x1   // EXT4_VALID_FS
+		errorFlag     = 0x2   // EXT4_ERROR_FS
+		orphans       = 0x4   // EXT4_ORPHAN_FS
+		onErrorPanic  = 3     // EXT4_ERRORS_PANIC
+		hasJournal    = 0x4   // EXT4_FEATURE_COMPAT_HAS_JOURNAL
+		fastCommit    = 0x400 // EXT4_FEATURE_COMPAT_FAST_COMMIT
+		needsRecovery = 0x4   // EXT4_FEATURE_INCOMPAT_RECOVER
+		bigalloc      = 0x200 // EXT4_FEATURE_RO_COMPAT_BIGALLOC
 	)
 	if binary.LittleEndian.Uint16(super[0x38:]) != magic {
 		return ExtState{}, errors.New("not a superblock of ext")
@@ -74,7 +70,6 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	state.Replay = state.Journal && binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0
 	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
 	state.Bigalloc = readOnlyCompatible&bigalloc != 0
-	state.Quota, state.Project = readOnlyCompatible&quota != 0, readOnlyCompatible&project != 0
 	switch {
 	case flags&errorFlag != 0:
 		state.Unclean = "it has errors"

@@ -301,14 +301,22 @@ func TestDisks(t *testing.T) {
 	}
 }
 
+// SetReadOnly stops programs that have the device open, but no filesystem that is mounted writable.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	g := devicetest.New(t)
-	g.Add(diskName, sizeBytes)
+	d := g.Add(diskName, sizeBytes)
 	dev, err := find(g, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
+	devicetest.Run(t, "mkfs.ext4", "-q", d.Loop)
+	before, err := dev.Open(unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	devicetest.Run(t, "mount", d.Loop, folder)
 	for _, readOnly := range []bool{true, true, false} {
 		if err := dev.SetReadOnly(readOnly); err != nil {
 			t.Fatal(err)
@@ -316,7 +324,22 @@ func TestReadOnly(t *testing.T) {
 		if now, err := dev.ReadOnly(); err != nil || now != readOnly {
 			t.Errorf("read-only is %t, %v after it was set to %t", now, err, readOnly)
 		}
+		if _, err := before.WriteAt([]byte{0}, 0); errors.Is(err, unix.EPERM) != readOnly {
+			t.Errorf("a write: %v, read-only %t", err, readOnly)
+		}
+		content := devicetest.Digest(t, d.Loop, d.Backing)
+		if err := os.WriteFile(filepath.Join(folder, "file"), []byte{byte(len(content))}, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		devicetest.Run(t, "sync", "-f", folder)
+		if devicetest.Digest(t, d.Loop, d.Backing) == content {
+			t.Errorf("read-only %t: the mounted filesystem wrote nothing: correct the comment of SetReadOnly", readOnly)
+		}
 	}
+	if err := before.Close(); err != nil {
+		t.Error(err)
+	}
+	devicetest.Unmount(t, folder)
 }
 
 // BenchmarkWaitForDisk measures a search among the most disks that an instance can have.

@@ -8,7 +8,6 @@ package device
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -27,27 +26,22 @@ const TypeLUKS = "crypto_LUKS"
 // It is permanent. What a fresh mapping shows is noise, so only this label can prove that it is blank.
 const LabelUnformatted = "unformatted"
 
-// LUKSHeader reads UUID and label of the first LUKS2 header of the device, without its checksum. The UUID is empty if
-// there is none. It is for a first look: package luks has cryptsetup read the headers.
+// LUKSHeader returns UUID and label of the LUKS2 header of the device. If both copies are damaged, it is what the first
+// one says. The UUID is empty if there is none. It is for a first look: package luks has cryptsetup read the headers.
 func (d Device) LUKSHeader() (headerUUID, label string, err error) {
-	// LUKS2 On-Disk Format Specification, 2.1: binary header.
-	const length, labelAt, uuidAt = 4096, 24, 168
-	header := make([]byte, length)
-	err = d.withFile(func(file *os.File) error {
-		_, err := file.ReadAt(header, 0)
-		return err
-	})
-	if err != nil {
-		return "", "", fmt.Errorf("%w: LUKS header of %s: %w", ErrUnreadable, d, err)
+	copies, err := ReadLUKSCopies(d)
+	head := copies.copies[copies.good()]
+	if head == nil {
+		head = copies.looks
 	}
-	if string(header[:6]) != "LUKS\xba\xbe" || binary.BigEndian.Uint16(header[6:]) != 2 {
-		return "", "", nil
+	if err != nil || head == nil {
+		return "", "", err
 	}
 	text := func(field []byte) string {
 		before, _, _ := bytes.Cut(field, []byte{0})
 		return string(before)
 	}
-	return text(header[uuidAt : uuidAt+40]), text(header[labelAt : labelAt+48]), nil
+	return text(head[luksUUIDAt : luksUUIDAt+40]), text(head[luksLabelAt : luksLabelAt+48]), nil
 }
 
 // mappingPrefix is the beginning of the names of this plugin's mappings. It is permanent: a mapping can be older than

@@ -125,8 +125,10 @@ func (d Device) ReadOnly() (readOnly bool, err error) {
 	return readOnly, err
 }
 
-// SetReadOnly makes the kernel reject writes to the device, or accept them again. It applies to the whole disk, also to
-// programs that have it open. SetReadOnly verifies the result.
+// SetReadOnly makes the kernel reject writes to the device node, or accept them again, also by programs that have it
+// open. It stops no filesystem that is mounted writable and no device that is built on the disk, such as a mapping: set
+// it before these use the disk. A loop device, unlike an NVMe disk, keeps the setting for its next file. SetReadOnly
+// verifies the result.
 func (d Device) SetReadOnly(readOnly bool) error {
 	value := 0
 	if readOnly {

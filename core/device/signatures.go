@@ -6,6 +6,12 @@
 
 package device
 
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+)
+
 // region is a part of a disk, and the name of the format that uses it.
 type region struct {
 	format         string
@@ -82,4 +88,46 @@ func signatures(sizeBytes int64) []region {
 		}
 	}
 	return within
+}
+
+// findSignature returns the name and place of the first superblock in the regions, or of a copy of one, or "". blkid
+// and wipefs look only at the first superblock of a filesystem.
+func findSignature(file *os.File, regions []region) (known string, err error) {
+	buffer := make([]byte, chunkBytes)
+	for _, r := range regions {
+		for offset := r.offset; offset < r.offset+r.length; offset += chunkBytes {
+			chunk := buffer[:min(chunkBytes, r.offset+r.length-offset)]
+			if _, err := file.ReadAt(chunk, offset); err != nil {
+				return "", err
+			}
+			for at := 0; at+512 <= len(chunk); at += 512 {
+				if name := signature(chunk[at:]); name != "" {
+					return fmt.Sprintf("%s at byte %d", name, offset+int64(at)), nil
+				}
+			}
+		}
+	}
+	return "", nil
+}
+
+// signature returns the name of the superblock that begins here, or "".
+func signature(content []byte) string {
+	at := func(offset int, magic string) bool {
+		return len(content) >= offset+len(magic) && string(content[offset:offset+len(magic)]) == magic
+	}
+	switch {
+	case at(0, "XFSB"):
+		return "a superblock of xfs"
+	case at(0x40, "_BHRfS_M"):
+		return "a superblock of btrfs"
+	case at(0, luksMagic[0]), at(0, luksMagic[1]):
+		return "a LUKS header"
+	case at(0, "EFI PART"):
+		return "a GPT"
+	// s_magic, s_log_block_size, s_rev_level
+	case at(0x38, "\x53\xef") && len(content) >= 1024 && binary.LittleEndian.Uint32(content[0x18:]) <= 6 &&
+		binary.LittleEndian.Uint32(content[0x4c:]) <= 1:
+		return "a superblock of ext"
+	}
+	return ""
 }

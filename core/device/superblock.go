@@ -64,6 +64,25 @@ func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
 	return sizeBytes, nil
 }
 
+// Superblock returns the beginning of the superblock of a supported filesystem.
+func Superblock(dev Device, fsType string) (super []byte, err error) {
+	err = dev.withFile(func(file *os.File) error {
+		switch fsType {
+		case "ext3", "ext4":
+			super, err = extSuper(file)
+		case "xfs":
+			super, err = xfsSuper(file)
+		case "btrfs":
+			super, err = btrfsSuper(file)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+	}
+	return super, nil
+}
+
 // extSuper reads struct ext4_super_block.
 func extSuper(file *os.File) ([]byte, error) {
 	super := make([]byte, 1024)

@@ -420,6 +420,12 @@ var (
 		Next:    "the message has the kernel's words: correct the mount flags if they are the cause",
 		Why:     "Nothing was changed.",
 	})
+	KernelTooOld = row(Row{
+		Word: "KernelTooOld", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Operator,
+		Verdict: "the kernel of node {node} lacks a feature of the filesystem of volume {volume}",
+		Next:    "use the volume on a node with a newer kernel, or load the module that the message names: docs/reference/compatibility.md has the oldest kernel for each filesystem",
+		Why:     "A filesystem that other tools made can have newer features than this kernel. Nothing was changed.",
+	})
 	GrowFailed = row(Row{
 		Word: "GrowFailed", Code: codes.Internal, Link: "filesystem", Actor: Operator,
 		Verdict: "the filesystem of volume {volume} did not grow",

@@ -159,8 +159,8 @@ func fitExt(c choices, disk Disk) error {
 		tooSmallBlock("-b", block, disk),
 		limit{inode <= block, fmt.Sprintf("-I %d: an inode is at most one block, here %d bytes", inode, block)},
 		limit{
-			inode > 128 || !c.feature("inline_data", false) && !c.feature("project", false),
-			"-I 128: with -O inline_data or project, inodes need at least 256 bytes",
+			inode > 128 || !c.feature("inline_data", false),
+			"-I 128: with -O inline_data, inodes need at least 256 bytes",
 		},
 		limit{c.number("-i", ratio, 0) <= 64*mib, "-i: use 1024 to 67108864"},
 		limit{

@@ -36,10 +36,11 @@ var (
 	xfsBool = map[string]*regexp.Regexp{"crc": always, "finobt": flag, "rmapbt": flag, "reflink": flag,
 		"inobtcount": flag, "bigtime": flag}
 	// Without has_journal, a power cut destroys files. Without extents, the filesystem counts as another type. With
-	// fast_commit, e2fsck drops the journal after a power cut, and the kernel refuses some journals for ever.
+	// fast_commit, e2fsck drops the journal after a power cut, and the kernel refuses some journals for ever. quota and
+	// project need the kernel module quota_v2, and nothing shows before mkfs whether the kernel can load it.
 	ext4Features = listOf(
 		`64bit|bigalloc|dir_index|dir_nlink|ea_inode|ext_attr|extra_isize|filetype|flex_bg|huge_file|`+
-			`inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|project|quota|`+
+			`inline_data|large_dir|large_file|meta_bg|metadata_csum|metadata_csum_seed|orphan_file|`+
 			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
 		`has_journal|extents?`)
 	// With any other feature, the filesystem counts as ext4.

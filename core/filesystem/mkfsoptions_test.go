@@ -72,6 +72,8 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"xfs", "-m crc=0"}, {"xfs", "-n ftype=0"}, {"xfs", "-n version=ci"}, {"xfs", "-n size=512"}, {"xfs", "-n size=128k"},
 		{"xfs", "-d agcount=0"}, {"btrfs", "-s 512"}, {"btrfs", "-s 8192"}, {"btrfs", "-n 2048"}, {"btrfs", "-n 12288"},
 		{"btrfs", "-O block-group-tree"}, {"btrfs", "-O free-space-tree"}, {"btrfs", "-O quota"},
+		// Features that not every kernel has.
+		{"ext4", "-O quota"}, {"ext4", "-O project"}, {"ext4", "-O 64bit,^project"},
 		// Options of another filesystem.
 		{"xfs", "-O 64bit"}, {"ext4", "-K"},
 	} {
@@ -107,7 +109,7 @@ func FuzzParseMkfsOptions(f *testing.F) {
 }
 func TestKeepsItsSize(t *testing.T) {
 	for options, want := range map[string]bool{
-		"": false, "-O bigalloc": true, "-b 4096 -O 64bit,bigalloc,quota": true, "-O 64bit -O bigalloc": true,
+		"": false, "-O bigalloc": true, "-b 4096 -O 64bit,bigalloc,verity": true, "-O 64bit -O bigalloc": true,
 		"-O ^bigalloc": false, "-O 64bit": false, "-L bigalloc": false,
 	} {
 		parsed, err := filesystem.ParseMkfsOptions("ext4", options)

@@ -7,6 +7,7 @@ package filesystem
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -33,27 +34,31 @@ var (
 		valued("rootcontext", "=label", seLinuxLabel),
 	)
 	extFlags = append(bare(
-		"discard", "acl", "user_xattr", "barrier", "delalloc", "nodelalloc", "auto_da_alloc",
-		"block_validity", "noblock_validity", "dioread_lock", "dioread_nolock", "journal_checksum", "init_itable",
+		"discard", "acl", "user_xattr", "barrier", "auto_da_alloc", "block_validity", "noblock_validity", "init_itable",
 		"noinit_itable", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "bsddf", "minixdf", "quota", "noquota",
-		"usrquota", "grpquota", "prjquota"),
+		"usrquota", "grpquota"),
 		valued("commit", "=seconds", `=[0-9]{1,5}`),
 		valued("data", "=ordered, =journal", `=(ordered|journal)`),
 		valued("errors", "=remount-ro", `=remount-ro`),
-		valued("inode_readahead_blks", "=number", `=[0-9]{1,10}`),
+		valued("inode_readahead_blks", "=0, =1, =2, =4 to =4096", `=(0|1|2|4|8|16|32|64|128|256|512|1024|2048|4096)`),
 		valued("journal_ioprio", "=0 to 7", `=[0-7]`),
 		valued("max_batch_time", "=microseconds", `=[0-9]{1,9}`),
 		valued("min_batch_time", "=microseconds", `=[0-9]{1,9}`),
 		valued("max_dir_size_kb", "=number", `=[0-9]{1,9}`),
-		valued("stripe", "=number", `=[0-9]{1,9}`),
+		// The kernel drops one that is larger than a block group.
+		valued("stripe", "=0 to 7999", `=[1-7]?[0-9]{1,3}`),
 	)
-	xfsFlags = append(bare(
+	// The kernel refuses these for ext3.
+	ext4Flags = bare("delalloc", "nodelalloc", "dioread_lock", "dioread_nolock", "journal_checksum")
+	xfsFlags  = append(bare(
 		"discard", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio", "noalign", "swalloc",
 		"wsync", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "noquota", "quota", "uquota", "usrquota", "uqnoenforce",
 		"qnoenforce", "gquota", "grpquota", "gqnoenforce", "pquota", "prjquota", "pqnoenforce"),
-		valued("allocsize", "=size", `=[0-9]{1,10}[kKmMgG]?`),
+		// The kernel takes the lowest bit of another size.
+		valued("allocsize", "=4k, =8k, =16k to =1g",
+			`=((4|8|16|32|64|128|256|512)[kKmM]|(1|2)[mM]|1[gG])`),
 		valued("logbufs", "=2 to 8", `=[2-8]`),
-		valued("logbsize", "=size", `=[0-9]{1,6}[kK]?`),
+		valued("logbsize", "=16k, =32k, =64k, =128k, =256k", `=(16|32|64|128|256)[kK]`),
 		valued("sunit", "=number", `=[0-9]{1,9}`),
 		valued("swidth", "=number", `=[0-9]{1,9}`),
 	)
@@ -65,10 +70,10 @@ var (
 		valued("compress", "nothing, =no, =lzo, =zlib, =zstd, =zlib:1 to 9, =zstd:1 to 15", compression),
 		valued("compress-force", "nothing, =no, =lzo, =zlib, =zstd, =zlib:1 to 9, =zstd:1 to 15", compression),
 		valued("discard", "nothing, =sync, =async", `(=sync|=async)?`),
-		valued("max_inline", "=size", `=[0-9]{1,6}[kK]?`),
+		valued("max_inline", "=0 to 3999, =0k to 4k", `=([1-3]?[0-9]{1,3}|[0-4][kK])`),
 		valued("metadata_ratio", "=number", `=[0-9]{1,4}`),
 		valued("space_cache", "=v2", `=v2`),
-		valued("thread_pool", "=number", `=[0-9]{1,4}`),
+		valued("thread_pool", "=number", `=[1-9][0-9]{0,3}`),
 	)
 )
 
@@ -91,14 +96,16 @@ func valued(key, value, pattern string) mountFlag { return mountFlag{key, value,
 // flag that some type allows is allowed.
 func flagsOf(fsType string) [][]mountFlag {
 	switch fsType {
-	case "ext3", "ext4":
+	case "ext3":
 		return [][]mountFlag{genericFlags, extFlags}
+	case "ext4":
+		return [][]mountFlag{genericFlags, extFlags, ext4Flags}
 	case "xfs":
 		return [][]mountFlag{genericFlags, xfsFlags}
 	case "btrfs":
 		return [][]mountFlag{genericFlags, btrfsFlags}
 	case "":
-		return [][]mountFlag{genericFlags, extFlags, xfsFlags, btrfsFlags}
+		return [][]mountFlag{genericFlags, extFlags, ext4Flags, xfsFlags, btrfsFlags}
 	}
 	return nil
 }
@@ -107,7 +114,13 @@ func flagsOf(fsType string) [][]mountFlag {
 // empty type means that the type is not known yet. Flags may be secret (CSI spec, VolumeCapability.MountVolume), so the
 // error names a flag by its number. It also has the text before "=", and a word that is a flag of another type.
 func CheckMountFlags(fsType string, flags []string) error {
-	for i, option := range SplitMountFlags(flags) {
+	options := SplitMountFlags(flags)
+	for i, option := range options {
+		// With data=journal, the kernel drops one of these in silence and refuses the other.
+		conflict := (option == "dioread_nolock" || option == "delalloc") && slices.Contains(options, "data=journal")
+		if conflict {
+			return fmt.Errorf("mount flags: %w: flag %d %q: not with data=journal: remove one of them", ErrOption, i+1, option)
+		}
 		if allowed(fsType, option) {
 			continue
 		}

@@ -26,6 +26,8 @@ func TestCheckMountFlags(t *testing.T) {
 		{"ext4", nil}, {"", []string{""}}, {"ext4", []string{"noatime"}}, {"", []string{"noatime,nodiratime", " discard "}},
 		{"ext3", []string{"data=ordered", "commit=60"}}, {"xfs", []string{"ro"}}, {"xfs", []string{"logbsize=256k", "discard"}},
 		{"ext4", []string{"errors=remount-ro"}}, {"btrfs", []string{"compress=zstd:3,discard=async", "compress-force"}},
+		{"ext4", []string{"data=journal,nodelalloc,dioread_lock"}}, {"ext4", []string{"dioread_nolock", "stripe=7999"}},
+		{"xfs", []string{"allocsize=1g"}}, {"xfs", []string{"allocsize=64k"}}, {"btrfs", []string{"max_inline=2048"}},
 		{"", []string{"context=system_u:object_r:x:s0"}}, {"xfs", []string{`context="system_u:object_r:x:s0:c1,c2"`, "noatime"}},
 	} {
 		if err := CheckMountFlags(tc.fsType, tc.flags); err != nil {
@@ -47,6 +49,12 @@ func TestCheckMountFlags(t *testing.T) {
 		{"ext4", []string{"data=writeback"}}, {"xfs", []string{"nouuid"}},
 		// Panic.
 		{"ext4", []string{"errors=panic"}}, {"ext4", []string{"errors=continue"}}, {"btrfs", []string{"fatal_errors=panic"}}, {"ext4", []string{"abort"}},
+		// The kernel refuses it always, drops it, or takes another value.
+		{"ext3", []string{"delalloc"}}, {"ext3", []string{"nodelalloc"}}, {"ext3", []string{"dioread_lock"}}, {"ext3", []string{"dioread_nolock"}},
+		{"ext3", []string{"journal_checksum"}}, {"ext4", []string{"data=journal,dioread_nolock"}}, {"", []string{"delalloc", "data=journal"}},
+		{"ext4", []string{"prjquota"}}, {"ext4", []string{"inode_readahead_blks=3"}}, {"ext4", []string{"stripe=32769"}}, {"xfs", []string{"allocsize=5g"}},
+		{"xfs", []string{"allocsize=100k"}}, {"xfs", []string{"allocsize=2g"}}, {"xfs", []string{"allocsize=2k"}}, {"xfs", []string{"logbsize=48k"}},
+		{"xfs", []string{"logbsize=4194304k"}}, {"xfs", []string{"logbsize=0"}}, {"btrfs", []string{"max_inline=5k"}}, {"btrfs", []string{"thread_pool=0"}},
 		// Not a flag of this filesystem, or of none.
 		{"xfs", []string{"data=ordered"}}, {"ext4", []string{"logbsize=256k"}}, {"", []string{"password=x"}}, {"", []string{`a"b`}},
 		{"", []string{"noatimes"}}, {"", []string{"noatime=1"}}, {"", []string{"commit"}}, {"", []string{"context="}}, {"", []string{"context=/dev/x"}},
@@ -106,7 +114,7 @@ func TestMountFlagsAreDocumented(t *testing.T) {
 		title string
 		flags []mountFlag
 	}{
-		{"Every filesystem", genericFlags}, {"ext4 and ext3", extFlags}, {"xfs", xfsFlags}, {"btrfs", btrfsFlags},
+		{"Every filesystem", genericFlags}, {"ext4 and ext3", extFlags}, {"ext4 only", ext4Flags}, {"xfs", xfsFlags}, {"btrfs", btrfsFlags},
 	} {
 		fmt.Fprintf(&want, "\n## %s\n\n| flag | what may follow |\n|---|---|\n", part.title)
 		sorted := slices.SortedFunc(slices.Values(part.flags), func(a, b mountFlag) int { return cmp.Compare(a.key, b.key) })

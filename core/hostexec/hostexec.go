@@ -44,6 +44,7 @@ var packages = map[string]string{
 	"mkfs.xfs":   "xfsprogs",
 	"mount":      "mount",
 	"resize2fs":  "e2fsprogs",
+	"wipefs":     "util-linux",
 	"xfs_growfs": "xfsprogs",
 }
 

@@ -36,6 +36,7 @@
 //	formatted        header without the label; the filesystem inside was verified, or the workload owns the bytes
 //
 // cryptsetup writes each change of the header twice, with checksums. After a power cut it finds the old or the new one.
+// It would go on with one good copy in silence. [Tool.Mend] makes both good again, each time a writable disk is opened.
 //
 // # Mappings
 //

@@ -70,13 +70,15 @@ type Header struct {
 	OffsetBytes int64
 	// KeySlots are the numbers of the key slots.
 	KeySlots []int
+	// Epoch is the number of the header's last change.
+	Epoch uint64
 }
 
 // Unformatted reports whether nothing was ever written into the disk, except by an interrupted mkfs.
 func (h Header) Unformatted() bool { return h.Label == device.LabelUnformatted }
 
-// ReadHeader reads the header of an encrypted disk. If one of its two copies is damaged, cryptsetup repairs it. The
-// error is [ErrHeader] if there is no valid LUKS2 header.
+// ReadHeader reads the header of an encrypted disk: the newest of its two copies that is not damaged. It changes
+// nothing, see [Tool.Mend]. The error is [ErrHeader] if there is no valid LUKS2 header.
 func (t Tool) ReadHeader(ctx context.Context, dev device.Device) (Header, error) {
 	result, err := hostexec.Run(ctx, "cryptsetup", "luksDump", "--disable-locks", dev.Path)
 	if err != nil {
@@ -90,7 +92,7 @@ func (t Tool) ReadHeader(ctx context.Context, dev device.Device) (Header, error)
 }
 
 var (
-	dumpField  = regexp.MustCompile(`(?m)^(Version|UUID|Label):[ \t]+(.*)$`)
+	dumpField  = regexp.MustCompile(`(?m)^(Version|Epoch|UUID|Label):[ \t]+(.*)$`)
 	dumpOffset = regexp.MustCompile(`(?m)^[ \t]+offset: (\d+) \[bytes\]$`)
 	dumpSlot   = regexp.MustCompile(`(?m)^  (\d+): luks2`)
 )
@@ -105,6 +107,7 @@ func parseDump(text string) (h Header) {
 		return Header{}
 	}
 	h.UUID = fields["UUID"]
+	h.Epoch, _ = strconv.ParseUint(fields["Epoch"], 10, 64) // 0 is no epoch
 	if fields["Label"] != "(no label)" {
 		h.Label = fields["Label"]
 	}
@@ -116,6 +119,47 @@ func parseDump(text string) (h Header) {
 		h.KeySlots = append(h.KeySlots, slot)
 	}
 	return h
+}
+
+// Mend makes both copies of the header whole and equal, and returns what was wrong with one of them, or "". With
+// --disable-locks cryptsetup uses the good copy in silence, and the next fault would lose the disk. Call Mend before
+// anything else changes the header: cryptsetup writes the first copy first, and it may be the only good one.
+//
+// Mend writes only if the good copy is proved: its checksum is valid, cryptsetup reads the same one, and one of the
+// passphrases opens it. The error is [ErrHeader] if both copies are damaged, or if they differ and none is newer, and
+// [ErrPassphrase] if no passphrase opens the damaged header.
+func (t Tool) Mend(ctx context.Context, dev device.Device, passphrases ...Passphrase) (wrong string, err error) {
+	copies, err := device.ReadLUKSCopies(dev)
+	if err != nil {
+		return "", err
+	}
+	if wrong, err = copies.Fault(); err != nil {
+		return "", fmt.Errorf("%w: %s: %w", ErrHeader, dev, err)
+	}
+	if wrong == "" {
+		return "", nil
+	}
+	header, err := t.ReadHeader(ctx, dev)
+	if err != nil {
+		return "", err
+	}
+	if header.Epoch != copies.Epoch() {
+		return "", fmt.Errorf("%w: %s: %s, and cryptsetup reads change %d, not %d",
+			ErrHeader, dev, wrong, header.Epoch, copies.Epoch())
+	}
+	err = ErrPassphrase
+	for _, passphrase := range passphrases {
+		if len(passphrase) == 0 {
+			continue
+		}
+		if _, err = t.Check(ctx, dev, passphrase); !errors.Is(err, ErrPassphrase) {
+			break
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	return wrong, copies.Mend(dev)
 }
 
 // Format makes a header with the label [device.LabelUnformatted] and one key slot on the device at path. The caller has

@@ -377,20 +377,165 @@ func TestReadHeaderOfAnythingElse(t *testing.T) {
 	wantErr(t, err, luks.ErrHeader)
 }
 
-// A damaged copy of the header is repaired from the other one.
+// headerBytes is the length of both copies of the header.
+const headerBytes = 32 << 10
+
+// read returns the beginning of the disk with both copies of the header, and write puts one there.
+func (r *rig) read(t *testing.T) []byte {
+	t.Helper()
+	file, err := r.dev.Open(unix.O_RDONLY)
+	must(t, err)
+	content := make([]byte, headerBytes)
+	_, err = file.ReadAt(content, 0)
+	must(t, err)
+	must(t, file.Close())
+	return content
+}
+
+func (r *rig) write(t *testing.T, content []byte) {
+	t.Helper()
+	file, err := r.dev.Open(unix.O_RDWR)
+	must(t, err)
+	_, err = file.WriteAt(content, 0)
+	must(t, err)
+	must(t, file.Sync())
+	must(t, file.Close())
+}
+
+// mended expects that Mend mends the header, or with want "" that it finds nothing to do. Afterwards each copy alone
+// opens the disk.
+func (r *rig) mended(t *testing.T, want string) {
+	t.Helper()
+	wrong, err := r.tool.Mend(r.ctx, r.dev, luks.Passphrase("wrong"), luks.Passphrase("secret"))
+	if err != nil || !strings.Contains(wrong, want) || want == "" && wrong != "" {
+		t.Fatalf("mended %q, error %v; want %q", wrong, err, want)
+	}
+	whole := r.read(t)
+	if wrong, err := r.tool.Mend(r.ctx, r.dev, luks.Passphrase("wrong")); wrong != "" || err != nil {
+		t.Fatalf("again: mended %q, error %v", wrong, err)
+	}
+	if want == "" {
+		return
+	}
+	for _, at := range []int{0, headerBytes / 2} {
+		one := bytes.Clone(whole)
+		clear(one[at : at+headerBytes/2])
+		r.write(t, one)
+		_, err := r.tool.Check(r.ctx, r.dev, luks.Passphrase("secret"))
+		must(t, err)
+	}
+	r.write(t, whole)
+}
+
+// A damaged copy of the header, and an older one, is mended from the other one.
 func TestTornHeader(t *testing.T) {
 	r := newRig(t)
 	r.format(t, "secret")
-	file, err := r.dev.Open(unix.O_RDWR)
-	must(t, err)
-	_, err = file.WriteAt(make([]byte, 2048), 4096) // the first copy's second half, as a power cut may leave it
-	must(t, err)
-	must(t, file.Close())
-	if header := r.header(t); header.UUID != luks.HeaderUUID(volumeID).String() || !header.Unformatted() {
-		t.Errorf("header %+v", header)
+	before := r.read(t)
+	old := r.header(t).Epoch
+	devicetest.Run(t, "cryptsetup", "config", "--disable-locks", "--key-slot=0", "--priority=prefer", r.dev.Path)
+	after := r.read(t)
+	r.mended(t, "")
+	const half, first, second = headerBytes / 2, "the first copy", "the second copy"
+	join := func(a, b []byte) []byte { return append(bytes.Clone(a), b...) }
+	for _, test := range []struct {
+		name    string
+		content []byte
+		want    string
+		isOld   bool
+	}{
+		{"the first copy is gone", join(make([]byte, half), after[half:]), first, false},
+		{"the second copy is gone", join(after[:half], make([]byte, half)), second, false},
+		{"the first copy is older", join(before[:half], after[half:]), first, false},
+		{"the second copy is older", join(after[:half], before[half:]), second, false},
+		// cryptsetup was killed, or the power was cut, at each step of its change from before to after.
+		{"nothing was written", before, "", true},
+		{"a piece of the first copy", join(after[:512], before[512:]), first, true},
+		{"the binary part of the first copy", join(after[:4096], before[4096:]), first, true},
+		{"the second half of the first copy", join(join(before[:2048], after[2048:half]), before[half:]), first, true},
+		{"the first copy", join(after[:half], before[half:]), second, false},
+		{"a piece of the second copy", join(after[:half+512], before[half+512:]), second, false},
+		{"the binary part of the second copy", join(after[:half+4096], before[half+4096:]), second, false},
+		{"everything", after, "", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r.write(t, test.content)
+			if epoch := r.header(t).Epoch; (epoch == old) != test.isOld {
+				t.Errorf("cryptsetup reads change %d, and the old one was %d", epoch, old)
+			}
+			if headerUUID, label, err := r.dev.LUKSHeader(); err != nil || label != device.LabelUnformatted ||
+				headerUUID != luks.HeaderUUID(volumeID).String() {
+				t.Errorf("first look: UUID %q, label %q, error %v", headerUUID, label, err)
+			}
+			r.mended(t, test.want)
+			if got := r.read(t); !bytes.Equal(got[4096:half], got[half+4096:]) {
+				t.Error("the copies differ")
+			}
+		})
 	}
-	_, err = r.tool.Check(r.ctx, r.dev, luks.Passphrase("secret"))
-	must(t, err)
+}
+
+// Mend itself can be killed between any two blocks. The good copy stays, and the next call mends the other.
+func TestTornWhileMending(t *testing.T) {
+	r := newRig(t)
+	r.format(t, "secret")
+	whole := r.read(t)
+	for _, at := range []int{0, headerBytes / 2} {
+		torn := bytes.Clone(whole)
+		clear(torn[at : at+headerBytes/2])
+		r.write(t, torn)
+		r.mended(t, "copy")
+		mended := r.read(t)
+		for _, blocks := range []int{1, 4, 7, 8, 9} {
+			copy(torn[at:], mended[at:at+blocks*512])
+			if blocks >= 9 {
+				clear(torn[at+512 : at+1024]) // blocks can reach the disk in any order
+			}
+			r.write(t, torn)
+			r.mended(t, "copy")
+			clear(torn[at : at+headerBytes/2])
+		}
+	}
+}
+
+// Nothing is written if nothing proves which copy is good.
+func TestHeaderThatCannotBeMended(t *testing.T) {
+	r := newRig(t)
+	r.format(t, "secret")
+	whole := r.read(t)
+	// other has the same number of changes as whole, and another label.
+	must(t, r.tool.ClearLabel(r.ctx, r.dev))
+	cleared := r.read(t)
+	r.write(t, whole)
+	devicetest.Run(t, "cryptsetup", "config", "--disable-locks", "--label=another", r.dev.Path)
+	other := r.read(t)
+	damage := func(content []byte, places ...int) []byte {
+		content = bytes.Clone(content)
+		for _, at := range places {
+			content[at] ^= 0xff
+		}
+		return content
+	}
+	for _, test := range []struct {
+		name       string
+		content    []byte
+		passphrase string
+		want       error
+	}{
+		{"both copies are torn", damage(whole, 4200, 16<<10+4200), "secret", luks.ErrHeader},
+		{"both copies are gone", make([]byte, headerBytes), "secret", luks.ErrHeader},
+		{"the copies differ", append(bytes.Clone(cleared[:16<<10]), other[16<<10:]...), "secret", luks.ErrHeader},
+		{"no passphrase opens the good copy", damage(whole, 4200), "wrong", luks.ErrPassphrase},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r.write(t, test.content)
+			_, err := r.tool.Mend(r.ctx, r.dev, luks.Passphrase(test.passphrase))
+			wantErr(t, err, test.want)
+			if !bytes.Equal(r.read(t), test.content) {
+				t.Error("the disk was changed")
+			}
+		})
+	}
 }
 
 func TestBackUpHeader(t *testing.T) {

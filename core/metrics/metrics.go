@@ -305,8 +305,9 @@ func (m *Metrics) RestartEnded(rack, outcome string, down time.Duration) {
 
 // NodeVolumes counts the volumes of a node: those among its disks, those that are staged or published, and those that
 // are unstaged and still mounted in a container, and those whose filesystem could not be grown to its disk.
-// FunctionsNotReady are NVMe functions that show no disk.
-type NodeVolumes struct{ Attached, Mounted, Lingering, Small, FunctionsNotReady int }
+// FunctionsNotReady are NVMe functions that show no disk. HeadersMended counts the LUKS2 headers of which one copy was
+// damaged, since the start of this process.
+type NodeVolumes struct{ Attached, Mounted, Lingering, Small, FunctionsNotReady, HeadersMended int }
 
 // RegisterNodeVolumes adds the counts of this node's volumes. Each scrape calls count. Call RegisterNodeVolumes at
 // most once.
@@ -335,6 +336,9 @@ var (
 	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
 		"Volumes of this guest that are staged or published; missing if oxide_csi_node_volumes_attached is missing",
 		nil, nil)
+	nodeHeadersMended = prometheus.NewDesc("oxide_csi_node_luks_headers_mended_total",
+		"LUKS2 headers that were mended from their other copy since the start; missing if oxide_csi_node_volumes_attached "+
+			"is missing", nil, nil)
 	nodeFunctionsNotReady = prometheus.NewDesc("oxide_csi_node_nvme_functions_not_ready",
 		"NVMe functions of this guest that show no disk: the kernel refused them, mostly because another disk has the "+
 			"same serial, or they are still starting; missing if oxide_csi_node_volumes_attached is missing",
@@ -351,6 +355,7 @@ func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
 	descs <- nodeLingering
 	descs <- nodeSmall
 	descs <- nodeFunctionsNotReady
+	descs <- nodeHeadersMended
 }
 
 // Collect implements [prometheus.Collector]. If the volumes cannot be counted, the metrics are missing.
@@ -365,4 +370,5 @@ func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
 	} {
 		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count))
 	}
+	metrics <- prometheus.MustNewConstMetric(nodeHeadersMended, prometheus.CounterValue, float64(counts.HeadersMended))
 }

@@ -78,7 +78,7 @@ func TestMetricsText(t *testing.T) {
 	m.SetTokens("east", 1, time.Time{}, time.Time{})
 	m.RegisterRack("west", func() (int, int) { return 64, 9 }, func() int { return 3 })
 	m.RegisterRack("east", func() (int, int) { return 0, 0 }, func() int { return 0 })
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{6, 5, 1, 3, 2}, nil })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{6, 5, 1, 3, 2, 4}, nil })
 
 	samples := metricstest.Read(t, page(t, m))
 	for series := range samples {
@@ -117,6 +117,7 @@ func TestMetricsText(t *testing.T) {
 		`oxide_csi_volumes_attached{rack="west"}`:                     2,
 		`oxide_csi_volumes_encrypted{rack="east"}`:                    0,
 		`oxide_csi_volumes_encrypted{rack="west"}`:                    1,
+		`oxide_csi_node_luks_headers_mended_total`:                    4,
 		`oxide_csi_node_nvme_functions_not_ready`:                     2,
 		`oxide_csi_node_volumes_attached`:                             6,
 		`oxide_csi_node_volumes_lingering`:                            1,
@@ -129,7 +130,7 @@ func TestMetricsText(t *testing.T) {
 // Before the first list the volumes are missing instead of 0. A counter whose first step matters starts at 0.
 func TestMetricsAtStart(t *testing.T) {
 	m := testMetrics()
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0}, errors.New("no /sys") })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0, 0}, errors.New("no /sys") })
 	wantSamples(t, metricstest.Read(t, page(t, m)), metricstest.Samples{
 		`csi_plugin_panics_total{driver_name="driver"}`:    0,
 		`oxide_csi_build_info{mode="all",version="1.2.3"}`: 1,
@@ -140,7 +141,7 @@ func TestMetricsAtStart(t *testing.T) {
 func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 	m := testMetrics()
 	attached, failure := 2, error(nil)
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{attached, 1, 1, 0, 0}, failure })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{attached, 1, 1, 0, 0, 0}, failure })
 	for _, test := range []struct {
 		attached int
 		failure  error
@@ -203,7 +204,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	m.SetRestarts("west", 1, 1)
 	m.SetRestartsWaiting("west", "window", 1)
 	m.RestartEnded("west", "restarted", time.Second)
-	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0}, nil })
+	m.RegisterNodeVolumes(func() (NodeVolumes, error) { return NodeVolumes{1, 1, 0, 0, 0, 0}, nil })
 
 	families, err := m.registry.Gather()
 	if err != nil {

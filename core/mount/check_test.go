@@ -379,17 +379,18 @@ func TestKernelTakesAllowedFlags(t *testing.T) {
 	t.Parallel()
 	generic := "defaults,atime,noatime,norelatime,strictatime,nostrictatime,relatime,diratime,nodiratime,lazytime,nolazytime," +
 		"suid,nosuid,dev,nodev,exec,noexec,async,sync,dirsync,iversion,noiversion,silent,loud,_netdev,rw"
+	ext := "discard,nodiscard,acl,user_xattr,barrier,auto_da_alloc,block_validity,noblock_validity,init_itable," +
+		"noinit_itable,grpid,bsdgroups,nogrpid,sysvgroups,bsddf,minixdf,commit=60,data=ordered,data=journal,errors=remount-ro," +
+		"inode_readahead_blks=0,inode_readahead_blks=4096,journal_ioprio=3,max_batch_time=1000,min_batch_time=10," +
+		"max_dir_size_kb=100000,stripe=16,stripe=7999,usrquota,grpquota,noquota"
 	for fsType, flags := range map[string]string{
-		"ext4": "discard,nodiscard,acl,user_xattr,barrier,delalloc,nodelalloc,auto_da_alloc,block_validity," +
-			"noblock_validity,dioread_lock,dioread_nolock,journal_checksum,init_itable,noinit_itable,grpid,bsdgroups,nogrpid," +
-			"sysvgroups,bsddf,minixdf,commit=60,data=ordered,errors=remount-ro,inode_readahead_blks=64,journal_ioprio=3," +
-			"max_batch_time=1000,min_batch_time=10,max_dir_size_kb=100000,stripe=16,usrquota,grpquota,noquota",
-		"ext3": "discard,nodiscard,acl,barrier,commit=60,data=journal,errors=remount-ro",
+		"ext4": ext + ",delalloc,nodelalloc,dioread_lock,dioread_nolock,journal_checksum",
+		"ext3": ext,
 		"xfs": "discard,nodiscard,filestreams,ikeep,noikeep,inode32,inode64,largeio,nolargeio,noalign,wsync," +
-			"grpid,nogrpid,allocsize=64k,logbufs=8,logbsize=256k",
+			"grpid,nogrpid,allocsize=4k,allocsize=1m,allocsize=1g,logbufs=8,logbsize=16k,logbsize=256k",
 		"btrfs": "acl,noacl,autodefrag,noautodefrag,barrier,datacow,datasum,flushoncommit,noflushoncommit,ssd,nossd," +
 			"ssd_spread,nossd_spread,treelog,notreelog,user_subvol_rm_allowed,commit=60,compress,compress=zstd:3," +
-			"compress-force=lzo,discard,discard=async,discard=sync,nodiscard,max_inline=2048,metadata_ratio=4,space_cache=v2,thread_pool=4",
+			"compress-force=lzo,discard,discard=async,discard=sync,nodiscard,max_inline=3999,max_inline=4k,metadata_ratio=4,space_cache=v2,thread_pool=4",
 	} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()

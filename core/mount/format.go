@@ -90,6 +90,11 @@ func (f Formatter) Format(
 	if err != nil {
 		return 0, err
 	}
+	features, err := knownFeatures(ctx, want)
+	if err != nil {
+		return 0, err
+	}
+	args = append(features, args...)
 	dev := blank.Device()
 	blockSize, err := blank.BlockSize()
 	if err != nil {
@@ -180,6 +185,40 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 		want.Type,
 		strings.Join(filesystem.Types(), ", "),
 	)
+}
+
+// knownFeatures returns the options that give a filesystem the features of Debian 12's defaults, whatever the defaults
+// of these tools are. Linux 5.10 mounts it then, also after a crash. A user's options can add features. An option that
+// the tool does not know is left out: a tool without it does not have the feature either.
+func knownFeatures(ctx context.Context, want NewFilesystem) (options []string, err error) {
+	const ext3 = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,sparse_super,large_file"
+	switch want.Type {
+	case "ext3":
+		return []string{"-O", ext3}, nil
+	case "ext4":
+		return []string{"-O", ext3 + ",extent,64bit,flex_bg,huge_file,dir_nlink,extra_isize,metadata_csum"}, nil
+	case "xfs":
+		usage, err := hostexec.Run(ctx, "mkfs.xfs") // without a device it only prints its options
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+		}
+		given := strings.Join(want.MkfsOptions, " ")
+		for _, option := range []string{"-m rmapbt=0", "-i nrext64=0", "-i exchange=0", "-n parent=0"} {
+			word := strings.TrimSuffix(option[len("-m "):], "0")
+			if strings.Contains(usage.Stderr+usage.Stdout, word) && !strings.Contains(given, word) {
+				options = append(options, strings.Fields(option)...)
+			}
+		}
+	case "btrfs":
+		list, err := hostexec.Run(ctx, "mkfs.btrfs", "-O", "list-all")
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+		}
+		if strings.Contains(list.Stderr+list.Stdout, "\nblock-group-tree ") {
+			options = []string{"-O", "^block-group-tree"}
+		}
+	}
+	return options, nil
 }
 
 // mergeExtended adds the plugin's extended options of ext to the user's. mkfs uses only the last of several -E.

@@ -29,7 +29,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -97,13 +96,10 @@ func (o Options) mountOptions(fsType string) []string {
 
 // Filesystem mounts the device's filesystem at the folder target, which exists and has no mount, and verifies the
 // mount. The kernel replays journals. It checks nothing: [Repairs.Mount] checks before it calls Filesystem. The errors
-// are [ErrMount], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and [hostexec.ErrMissing]. An error
-// has the message of mount(8), without the values of mount flags.
+// are [ErrMount], [ErrKernel], [ErrDamaged] if the kernel found damage, [filesystem.ErrOption] and
+// [hostexec.ErrMissing]. An error has the message of mount(8), without the values of mount flags.
 func Filesystem(ctx context.Context, dev device.Device, target, fsType string, options Options) error {
 	if err := filesystem.CheckMountFlags(fsType, options.Flags); err != nil {
-		return err
-	}
-	if err := checkProjectQuota(dev, fsType, options.Flags); err != nil {
 		return err
 	}
 	// Sensitive options are in no text that mount-utils makes.
@@ -135,28 +131,21 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 		refused = ErrDamaged
 	}
 	message = withoutFlagValues(message, options.Flags)
-	if state, err := device.ReadExtState(dev); err == nil && isExt(fsType) && state.Quota {
-		message += " (it has the feature quota: the node's kernel may need the module quota_v2)"
+	if super, err := device.Superblock(dev, fsType); err == nil && refused == ErrMount {
+		if lacks := filesystem.KernelLacks(fsType, super, kernelRelease()); lacks != "" {
+			refused, message = ErrKernel, lacks+": "+message
+		}
 	}
 	return fmt.Errorf("%w: %s at %s as %s: exit code %d: %s", refused, dev, target, fsType, result.ExitCode, message)
 }
 
-// checkProjectQuota returns [filesystem.ErrOption] for the flag prjquota and an ext filesystem without the feature
-// project. The kernel refuses it, and says why only in its log.
-func checkProjectQuota(dev device.Device, fsType string, flags []string) error {
-	if !isExt(fsType) || !slices.Contains(filesystem.SplitMountFlags(flags), "prjquota") {
-		return nil
+// kernelRelease returns the version of the running kernel, or "".
+func kernelRelease() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return ""
 	}
-	state, err := device.ReadExtState(dev)
-	if err != nil || state.Project {
-		return err
-	}
-	return fmt.Errorf(
-		"mount flags: %w: prjquota: the %s on %s has no feature project: remove the flag, or make the volume anew with mkfsOptions -O quota,project",
-		filesystem.ErrOption,
-		fsType,
-		dev,
-	)
+	return unix.ByteSliceToString(name.Release[:])
 }
 
 // withoutFlagValues replaces the values of mount flags in a message: they may be secret. The keys are words of the

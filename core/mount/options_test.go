@@ -87,7 +87,7 @@ func TestOptionsFitTheDisk(t *testing.T) {
 }
 
 // kernelMayLack are features that some kernels do not have: TestFsyncedFilesOutliveAPowerCut has them.
-var kernelMayLack = map[string]bool{"-O quota": true, "-O project": true, "-O verity": true}
+var kernelMayLack = map[string]bool{"-O verity": true}
 
 // tryOptions compares [filesystem.CheckFit] with mkfs and the kernel.
 func tryOptions(t *testing.T, fsType, options string, gibs int64) {

@@ -191,9 +191,7 @@ var companions = map[string]string{
 
 // notEverywhere are the choices that some kernels cannot mount, with the option of the kernel that is missing.
 var notEverywhere = map[string]string{
-	"ext4 -O quota":   "CONFIG_QUOTA",
-	"ext4 -O project": "CONFIG_QUOTA",
-	"ext4 -O verity":  "CONFIG_FS_VERITY",
+	"ext4 -O verity": "CONFIG_FS_VERITY",
 }
 
 // exitCodes are the exit codes of e2fsck after which fsynced files were still there.

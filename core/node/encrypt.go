@@ -104,7 +104,7 @@ func (n *Service) unlock(
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
 		return volume, err
 	}
-	header, err := n.ensureHeader(ctx, volume, dev, secrets.now)
+	header, err := n.ensureHeader(ctx, volume, dev, secrets)
 	if err != nil {
 		return volume, err
 	}
@@ -262,12 +262,12 @@ func wrongPassphrase(volume nodeVolume, dev device.Device, err error) error {
 }
 
 // ensureHeader returns the LUKS header of the disk. If the disk is provably blank, it makes one. No other code calls
-// luksFormat. A disk with anything else stays as it is.
+// luksFormat. A disk with anything else stays as it is, except for a damaged copy of its header.
 func (n *Service) ensureHeader(
 	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
-	passphrase luks.Passphrase,
+	secrets passphrases,
 ) (luks.Header, error) {
 	zero, err := device.HeadIsZero(ctx, dev)
 	if err != nil {
@@ -285,7 +285,7 @@ func (n *Service) ensureHeader(
 		return luks.Header{}, err
 	}
 	if content.Empty() || interrupted != nil {
-		return n.encrypt(ctx, volume, dev, passphrase, interrupted)
+		return n.encrypt(ctx, volume, dev, secrets.now, interrupted)
 	}
 	if content.Type != device.TypeLUKS {
 		return luks.Header{}, rpc.FailedPrecondition(
@@ -302,17 +302,27 @@ func (n *Service) ensureHeader(
 	if err != nil {
 		return luks.Header{}, err
 	}
-	if header.UUID == made.String() && header.Unformatted() {
-		// cryptsetup may just have repaired the first copy of the header, on which the look above relies.
-		interrupted, err := n.formatter.InterruptedFormat(volume.id, made, dev, content)
-		if err != nil {
-			return luks.Header{}, err
-		}
-		if interrupted != nil {
-			return n.encrypt(ctx, volume, dev, passphrase, interrupted)
-		}
+	if err := n.mendHeader(ctx, volume, dev, secrets); err != nil {
+		return luks.Header{}, err
 	}
 	return header, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
+}
+
+// mendHeader mends a damaged or older copy of the header of a writable disk, before anything else changes the header.
+func (n *Service) mendHeader(ctx context.Context, volume nodeVolume, dev device.Device, secrets passphrases) error {
+	if volume.readOnly {
+		return nil
+	}
+	wrong, err := n.luks.Mend(ctx, dev, secrets.now, secrets.previous)
+	if err != nil {
+		return wrongPassphrase(volume, dev, err)
+	}
+	if wrong != "" {
+		n.mendedHeaders.Add(1)
+		n.log.Warn("mended the header of an encrypted disk: look for the cause in the logs of the node and the rack",
+			"volume_id", volume.id.String(), "device", dev.String(), "reason", wrong)
+	}
+	return nil
 }
 
 // checkHeader rejects a header that is not known to be that of the volume's disk.

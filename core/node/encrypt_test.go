@@ -320,6 +320,49 @@ func TestNodeInterruptedLuksFormat(t *testing.T) {
 	}
 }
 
+// A stage mends a damaged copy of the header, and says so once. It changes nothing if both copies are
+// damaged.
+func TestNodeMendsHeader(t *testing.T) {
+	const first, second = 4200, 16<<10 + 4200
+	mended := func(r *nodeRig) int {
+		counts, err := r.service.Volumes()
+		coretest.Must(t, err)
+		return counts.HeadersMended
+	}
+	for name, places := range map[string][2]int64{
+		"first copy": {first, second}, "second copy": {second, first}, "magic": {0, second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := encryptedRig(t)
+			v := r.newEncrypted(diskA, "secret")
+			r.stageToMapping(v, filesystemVolume("ext4", writer))
+			r.poke(v, places[0], "\xff\xff")
+			damaged := r.digest(v)
+			r.stageToMapping(v, filesystemVolume("ext4", writer))
+			whole := r.digest(v)
+			r.stageToMapping(v, filesystemVolume("ext4", writer))
+			if count := strings.Count(r.log.String(), "mended the header"); count != 1 || mended(r) != 1 {
+				t.Errorf("%d warnings, %d in the metric", count, mended(r))
+			}
+			if whole == damaged || r.digest(v) != whole {
+				t.Error("the header was not mended, or the next stage changed the disk")
+			}
+			r.poke(v, places[1], "\xff\xff")
+			r.checkPassphrase(v, "secret")
+		})
+	}
+	r := encryptedRig(t)
+	v := r.newEncrypted(diskA, "secret")
+	r.stageToMapping(v, filesystemVolume("ext4", writer))
+	r.poke(v, first, "\xff\xff")
+	r.poke(v, second, "\xff\xff")
+	before := r.digest(v)
+	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "header cannot be read")
+	if r.digest(v) != before || mended(r) != 0 {
+		t.Error("the disk was changed")
+	}
+}
+
 // Without a marker, a header with the label stays as it is: its passphrase may be all that is wrong.
 func TestNodeFinishedLuksFormatStays(t *testing.T) {
 	r := encryptedRig(t)

@@ -132,7 +132,8 @@ func (r *nodeRig) damageRoot(v *volume) {
 	out := devicetest.Run(
 		r.t, "xfs_db", "-r", "-c", "sb 0", "-c", "addr rootino", "-c", "dblock 0", "-c", "daddr", r.node(v))
 	var sector int64
-	if _, err := fmt.Sscanf(strings.TrimSpace(out), "current daddr is %d", &sector); err != nil {
+	_, place, _ := strings.Cut(out, "daddr is ") // "current daddr is 120", or "datadev daddr is 120"
+	if _, err := fmt.Sscan(place, &sector); err != nil {
 		r.t.Fatalf("%v: %s", err, out)
 	}
 	r.poke(v, sector*512, "damage")

@@ -45,6 +45,7 @@ func (n *Service) Volumes() (counts metrics.NodeVolumes, err error) {
 		return counts, err
 	}
 	counts.FunctionsNotReady = len(notReady)
+	counts.HeadersMended = int(n.mendedHeaders.Load())
 	records := n.records.List()
 	for _, disk := range disks {
 		if !isVolumeDisk(records, disk) {

@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -50,6 +51,8 @@ type Service struct {
 	disks    device.ChildReader
 	probes   probes
 	failures failures
+	// mendedHeaders counts the calls of mendHeader that changed a disk.
+	mendedHeaders atomic.Int64
 }
 
 // Options are the parts and settings of the Node service. All are required, except Rack, ReserveDisks, LUKSMemoryBytes,

@@ -1145,10 +1145,10 @@ func TestNodeMountFlagsStaySecret(t *testing.T) {
 		code codes.Code
 	}{
 		{"loop=" + secret, codes.InvalidArgument}, {"password=" + secret, codes.InvalidArgument},
-		// Allowed, and refused by the kernel: not a power of two.
-		{"inode_readahead_blks=" + secret, codes.Internal},
+		// Allowed, and refused by the kernel: without swidth.
+		{"sunit=" + secret, codes.Internal},
 	} {
-		err := r.stage(v, filesystemVolume("ext4", writer, tc.flag))
+		err := r.stage(v, filesystemVolume("xfs", writer, tc.flag))
 		coretest.WantCode(t, err, tc.code)
 		if strings.Contains(err.Error(), secret) {
 			t.Errorf("the answer shows the flag: %v", err)

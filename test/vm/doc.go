@@ -15,6 +15,8 @@
 // Debian's packages, and nothing leaves the machine. guest.sh builds the guest. init starts it, and down shuts it
 // down: busybox' init calls down as inittab says. agent runs commands in the guest for the test.
 //
+// VM_KERNEL=linux-image-5.10.0-32-cloud-amd64_5.10.223-1_amd64.deb runs them with another kernel than Debian 12's.
+//
 // # Differences from a rack
 //
 // QEMU pads serials with spaces, a rack with zero bytes. QEMU's disks have a model; the plugin trims the serial and

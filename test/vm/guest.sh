@@ -19,12 +19,12 @@ tools=(
     mkfs.xfs xfs_repair xfs_growfs xfs_io
     mkfs.btrfs btrfs
     cryptsetup dmsetup
-    blkid mount umount fsck
+    blkid wipefs mount umount fsck
     dd stat
 )
-# Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher. quota_v2 keeps
-# the quotas of ext4. nvmet-tcp and nvme-tcp make a disk that is not on the PCI bus.
-modules=(virtio_pci virtio_net xfs btrfs dm-crypt xts algif_skcipher quota_v2 nvmet-tcp nvme-tcp)
+# Modules that are not built into the cloud kernel. cryptsetup encrypts key slots through algif_skcipher. nvmet-tcp and
+# nvme-tcp make a disk that is not on the PCI bus.
+modules=(virtio_pci virtio_net xfs btrfs dm-crypt xts algif_skcipher nvmet-tcp nvme-tcp)
 
 die() {
     echo "guest.sh: $*" >&2
@@ -38,7 +38,9 @@ export PATH=$PATH:/usr/sbin:/sbin
 for program in qemu-system-x86_64 apt-cache dpkg-deb cpio depmod modprobe busybox "${tools[@]}"; do
     [ -n "$(type -P "$program")" ] || die "there is no $program: run make test-vm as root on a Debian machine, which installs it"
 done
-package=$(kernel_package)
+# VM_KERNEL names the file of another kernel's package, such as that of another release of Debian.
+package=$(basename "${VM_KERNEL:-$(kernel_package)}")
+package=${package%%_*}
 if [ -z "$package" ]; then
     apt-get update -qq >&2 || die "apt-get update failed: the package lists are needed to find the kernel's package"
     package=$(kernel_package)
@@ -47,7 +49,7 @@ fi
 release=${package#linux-image-}
 
 key=$({
-    apt-cache show --no-all-versions "$package" | grep '^Version:'
+    if [ -n "${VM_KERNEL:-}" ]; then sha256sum <"$VM_KERNEL"; else apt-cache show --no-all-versions "$package" | grep '^Version:'; fi
     dpkg-query -W busybox-static e2fsprogs xfsprogs btrfs-progs cryptsetup-bin util-linux mount coreutils libc6
     cat "${BASH_SOURCE[0]}" "$here/init" "$here/inittab" "$here/down"
 } | sha256sum | cut -c 1-16)
@@ -64,8 +66,12 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 kernel=$work/kernel
 
-echo "guest.sh: downloading the kernel, $package" >&2
-(cd "$work" && apt-get download -qq "$package" >apt.log 2>&1) || die "apt-get download $package: $(cat "$work/apt.log")"
+if [ -n "${VM_KERNEL:-}" ]; then
+    cp "$VM_KERNEL" "$work"
+else
+    echo "guest.sh: downloading the kernel, $package" >&2
+    (cd "$work" && apt-get download -qq "$package" >apt.log 2>&1) || die "apt-get download $package: $(cat "$work/apt.log")"
+fi
 dpkg-deb -x "$work/$package"_*.deb "$kernel"
 depmod -b "$kernel" "$release"
 

@@ -432,7 +432,7 @@ func testReturn(t *testing.T, p *plugin, kind kind) {
 	p.unpublishAndUnstage(t, v)
 }
 
-// testQuotas mounts filesystems with quotas. The kernel keeps those of ext4 with a module.
+// testQuotas mounts filesystems with quotas.
 func testQuotas(t *testing.T, p *plugin) {
 	m := p.machine
 	mounted := func(t *testing.T, v *volume, flag string) {
@@ -449,31 +449,8 @@ func testQuotas(t *testing.T, p *plugin) {
 		p.check(t, v, data)
 		p.unpublishAndUnstage(t, v)
 	}
-	refused := func(t *testing.T, v *volume, flag string, code codes.Code, mentions string) {
-		t.Helper()
-		v.capability.GetMount().MountFlags = []string{flag}
-		err := p.stage(t, v)
-		fail(t, err, code)
-		if !strings.Contains(err.Error(), mentions) {
-			t.Errorf("the answer does not mention %q: %v", mentions, err)
-		}
-	}
-
-	v := filesystemVolume(newVolumeDisk(t, "quotas"), "ext4")
-	v.mkfsOptions = "-O quota,project"
+	v := filesystemVolume(newVolumeDisk(t, "ext4"), "ext4")
 	m.plug(t, firstFree, v.disk)
-	const folder = "/lib/modules/$(uname -r)/kernel/fs"
-	m.sh(t, "mv %s/quota %s/hidden", folder, folder)
-	refused(t, v, "prjquota", codes.Internal, "quota_v2")
-	m.sh(t, "mv %s/hidden %s/quota", folder, folder)
-	for _, flag := range []string{"prjquota", "usrquota", "grpquota"} {
-		mounted(t, v, flag)
-	}
-	m.unplug(t, firstFree)
-
-	v = filesystemVolume(newVolumeDisk(t, "no project"), "ext4")
-	m.plug(t, firstFree, v.disk)
-	refused(t, v, "prjquota", codes.InvalidArgument, "-O quota,project")
 	mounted(t, v, "usrquota")
 	m.unplug(t, firstFree)
 

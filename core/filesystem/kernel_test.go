@@ -1,0 +1,40 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package filesystem
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestKernelLacks(t *testing.T) {
+	for _, tc := range []struct {
+		fsType, release string
+		at              int
+		bit             byte
+		want            string
+	}{
+		{"ext4", "5.10.0-35-amd64", 0x66, 0x01, "orphan_present needs Linux 5.15, and this node has 5.10"},
+		{"ext4", "5.15.1", 0x66, 0x01, ""},
+		{"ext3", "7.2.0", 0x65, 0x01, "quota needs the kernel module quota_v2"},
+		{"xfs", "5.4", 219, 0x08, "bigtime needs Linux 5.10"},
+		{"xfs", "6.1.0-37-cloud-amd64", 219, 0x80, "parent needs Linux 6.10"},
+		{"xfs", "6.12.1", 219, 0xeb, ""},
+		{"btrfs", "5.10.0", 0xb4, 0x0b, "block-group-tree needs Linux 6.1"},
+		{"btrfs", "6.1.0", 0xb4, 0x0b, ""},
+		{"btrfs", "5.4.0", 0xc4, 0x02, "a checksum other than crc32c needs Linux 5.5"},
+		{"xfs", "an unknown release", 219, 0xff, ""},
+		{"btrfs", "5.4.0", 219, 0xff, ""}, // a bit of another filesystem
+	} {
+		super := make([]byte, 1024)
+		super[tc.at] = tc.bit
+		if got := KernelLacks(tc.fsType, super, tc.release); !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("%s, byte %#x %#x, Linux %s: %q, want %q", tc.fsType, tc.at, tc.bit, tc.release, got, tc.want)
+		}
+	}
+	if got := KernelLacks("xfs", nil, "5.4"); got != "" {
+		t.Errorf("no superblock: %q", got)
+	}
+}
