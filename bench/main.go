@@ -19,6 +19,7 @@
 //   - startup.go: time from exec to the first answer
 //   - identity.go: nodes by the source of their identity: time until it is known, memory
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
+//   - life.go: system calls, processes and CPU time of a life, on a node full of work too
 //   - peer.go: the same four calls as drivers do them that use mount-utils
 //   - size.go: the memory of an idle process, the size of the program
 //
@@ -70,6 +71,7 @@ var measurements = []measurement{
 	{"startup", startup},
 	{"identity", identity},
 	{"staging", staging},
+	{"life", lifeCost},
 	{"memory", memory},
 	{"binary", binarySize},
 }
