@@ -109,7 +109,17 @@ func cpuTime(pid int) (total float64, err error) {
 // tracedLife counts the system calls and the processes of one life.
 func (s *stagingRig) tracedLife(ctx context.Context, v *stagedVolume) (calls, processes float64, err error) {
 	report := filepath.Join(s.dir, "strace")
-	strace := exec.Command("strace", "-f", "-c", "-U", "calls,errors,name", "-o", report, "-p", strconv.Itoa(s.guest.PID()))
+	strace := exec.Command(
+		"strace",
+		"-f",
+		"-c",
+		"-U",
+		"calls,errors,name",
+		"-o",
+		report,
+		"-p",
+		strconv.Itoa(s.guest.PID()),
+	)
 	said, err := strace.StderrPipe()
 	if err != nil {
 		return 0, 0, err
