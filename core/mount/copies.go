@@ -25,11 +25,6 @@ type Copy struct {
 	Entry
 	// Process names a process of the namespace.
 	Process string
-	// Access is a path under which this process reaches the mount.
-	Access string
-
-	// parentPeers are the peer groups from which the mount's parent gets mounts and unmounts.
-	parentPeers []string
 }
 
 func (c Copy) String() string { return "the mounts of " + c.Process }
@@ -78,26 +73,9 @@ func copiesIn(folder string, table []byte, n device.Number) (copies []Copy) {
 		if entry.Number != n || entry.Block() {
 			continue
 		}
-		c := Copy{Entry: entry, Process: processName(folder), Access: folder + "/root" + entry.Path}
-		if i := slices.IndexFunc(mounts, func(p *mountinfo.Info) bool { return p.ID == m.Parent }); i >= 0 {
-			for field := range strings.FieldsSeq(mounts[i].Optional) {
-				if kind, group, _ := strings.Cut(field, ":"); kind == "shared" || kind == "master" {
-					c.parentPeers = append(c.parentPeers, group)
-				}
-			}
-		}
-		copies = append(copies, c)
+		copies = append(copies, Copy{Entry: entry, Process: processName(folder)})
 	}
 	return copies
-}
-
-// PrivateCopies returns the mounts of the same filesystem in other mount namespaces that stay when entry is unmounted.
-// The other copies go with it, and the kernel refuses to unmount entry while one of them is in use.
-func (t Table) PrivateCopies(entry Entry) []Copy {
-	group, _, shared := t.location(entry)
-	return slices.DeleteFunc(CopiesOf(entry.Number), func(c Copy) bool {
-		return shared && slices.Contains(c.parentPeers, group)
-	})
 }
 
 // openersOf names processes that have one of the devices itself open for writing or, with reading, in any way. It
