@@ -21,7 +21,7 @@
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
 //   - life.go: system calls, processes and CPU time of a life, on a node full of work too
 //   - peer.go: the same four calls as drivers do them that use mount-utils
-//   - size.go: the memory of an idle process, the size of the program
+//   - size.go: the memory and the wakeups of an idle process, the size of the program
 //
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
 // into bench/results.json, and the table and the plot of docs/explanation/scale.md.
@@ -73,6 +73,7 @@ var measurements = []measurement{
 	{"staging", staging},
 	{"life", lifeCost},
 	{"memory", memory},
+	{"wakeups", wakeups},
 	{"binary", binarySize},
 }
 

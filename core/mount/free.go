@@ -106,7 +106,7 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 // remain, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse] are
 // returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
-	start := time.Now()
+	start, openers := time.Now(), opener{devices: dev.Numbers(), reading: block}
 	err = retryBusy(ctx, func() (bool, error) {
 		err := dev.CheckUnusedSince(sequence)
 		if err != nil && !errors.Is(err, device.ErrInUse) {
@@ -121,7 +121,7 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 				return false, errBusy
 			}
 		}
-		if openersOf(dev.Numbers(), block) != "" {
+		if openers.exists() {
 			return false, errBusy
 		}
 		if block && loopInUse(dev.Numbers()) != "" {
@@ -149,8 +149,9 @@ func describeUse(dev device.Device) string {
 // waits until no program has the disk open for writing, or for a raw block volume (block) at all, and no loop device
 // uses it. It waits as long as [Unmount] does. Then it returns [ErrBusy] with the holder.
 func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
+	openers := opener{devices: dev.Numbers(), reading: block}
 	return retryBusy(ctx, func() (bool, error) {
-		if openersOf(dev.Numbers(), block) != "" || loopInUse(dev.Numbers()) != "" {
+		if openers.exists() || loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return true, nil
@@ -160,6 +161,7 @@ func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
 // WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
 // open. It waits as long as [Unmount] does, and changes nothing. Then it returns [ErrBusy] with the holder.
 func WaitIdle(ctx context.Context, dev device.Device) error {
+	openers := opener{devices: dev.Numbers(), reading: true}
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
@@ -167,7 +169,7 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 		}
 		err = dev.CheckUnused()
 		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 ||
-			openersOf(dev.Numbers(), true) != "" || loopInUse(dev.Numbers()) != "" {
+			openers.exists() || loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return err == nil, err

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,6 +112,21 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 		}
 		coretest.Must(r.t, r.unstage(v))
 	})
+}
+
+// While an unstage waits for one program, it does not look at the others. It does so before it succeeds.
+func TestUnstageWhileTwoProgramsHaveTheDiskOpen(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 2 * time.Second })
+	v := r.staged(filesystemVolume("ext4", writer))
+	holders := []*devicetest.Holder{devicetest.Hold(t, "exec 3<>"+r.node(v)), devicetest.Hold(t, "exec 3<>"+r.node(v))}
+	slices.SortFunc(holders, func(a, b *devicetest.Holder) int { // in the order in which a look finds them
+		return strings.Compare(fmt.Sprint(a.PID()), fmt.Sprint(b.PID()))
+	})
+	time.AfterFunc(500*time.Millisecond, holders[0].End)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, fmt.Sprintf("%d (cat)", holders[1].PID()))
+	holders[1].End()
+	coretest.Must(t, r.unstage(v))
 }
 
 // The main thread of a program can end while another thread goes on with the open files.
