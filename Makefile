@@ -305,7 +305,7 @@ fmt: ## format all Go files as lint requires
 
 .PHONY: bench
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
-	@test/deps.sh strace
+	@test/deps.sh linux-perf
 	go run ./bench
 
 .PHONY: bench-short

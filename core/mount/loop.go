@@ -135,5 +135,6 @@ func used(name string, loop device.Number) bool {
 		}
 	}
 	mounted := func(n device.Number) bool { return len(table.OfDevice(n)) > 0 || len(CopiesOf(n)) > 0 }
-	return slices.ContainsFunc(numbers, mounted) || (&opener{devices: numbers, reading: true}).exists() || loopInUse(numbers) != ""
+	return slices.ContainsFunc(numbers, mounted) || (&opener{devices: numbers, reading: true}).exists() ||
+		loopInUse(numbers) != ""
 }

@@ -48,10 +48,17 @@ type kind struct {
 }
 
 var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Copied, ext4Grows, ext4Unclean, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
-	ext4New:      kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
-	ext4Used:     kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
-	ext4InUse:    kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
-	ext4Copied:   kind{name: "ext4, copy with a writer", fsType: "ext4", size: 64 * mib, used: true, inUse: true, copied: true},
+	ext4New:   kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
+	ext4Used:  kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
+	ext4InUse: kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
+	ext4Copied: kind{
+		name:   "ext4, copy with a writer",
+		fsType: "ext4",
+		size:   64 * mib,
+		used:   true,
+		inUse:  true,
+		copied: true,
+	},
 	ext4Grows:    kind{name: "ext4, to be grown", fsType: "ext4", size: 320 * mib, used: true, grows: true},
 	ext4Unclean:  kind{name: "ext4, to be checked", fsType: "ext4", size: 64 * mib, used: true, unclean: true},
 	ext4ReadOnly: kind{name: "ext4, read-only", fsType: "ext4", size: 64 * mib, used: true, readOnly: true},
