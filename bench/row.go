@@ -31,8 +31,8 @@ type row struct {
 	// Bar is the limit of the value, such as "≤ 20"; empty without a limit.
 	Bar string `json:"bar"`
 	OK  bool   `json:"ok"`
-	// At says what was measured and where: the commit and the machine.
-	At string `json:"at"`
+	// At says what was measured and where: the commit and the machine. It is empty for rows that were written before.
+	At string `json:"at,omitempty"`
 
 	bar     bar
 	samples []float64

@@ -118,7 +118,13 @@ func TestCountsOfOtherCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := []row{
-		{Name: "calls/a", Value: 2, Unit: "calls"}, {Name: "size", Value: 30, Unit: "MB"}, {Name: "time", Value: 5, Unit: "ms"},
+		{
+			Name:  "calls/a",
+			Value: 2,
+			Unit:  "calls",
+		},
+		{Name: "size", Value: 30, Unit: "MB"},
+		{Name: "time", Value: 5, Unit: "ms"},
 	}
 	if err := compareCounts(file, rows); err == nil || !strings.Contains(err.Error(), "calls/a") {
 		t.Errorf("%v, want an error for a count without a result", err)
