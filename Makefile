@@ -313,11 +313,16 @@ fmt: ## format all Go files as lint requires
 
 .PHONY: bench
 bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
+	@test/deps.sh linux-perf
 	go run ./bench
 
 .PHONY: bench-short
-bench-short: ## measure what needs few seconds: API calls, latency, start, memory, size of the program; writes no results
-	go run ./bench -run '^(calls|latency|startup|identity|memory|binary)$$'
+bench-short: ## measure what needs few seconds: API calls, latency, start, memory, size of the program; fails if a count differs from bench/results.json
+	go run ./bench -compare -run '^(calls|latency|startup|identity|memory|binary)$$'
+
+.PHONY: bench-counts
+bench-counts: ## write what bench-short compares to bench/results.json: API calls, size of the program
+	go run ./bench -counts -run '^(calls|binary)$$'
 
 .PHONY: bench-nomad
 bench-nomad: ## measure a redeployment and a move on a real Nomad for five minutes; writes bench/results.json; as root

@@ -19,8 +19,9 @@
 //   - startup.go: time from exec to the first answer
 //   - identity.go: nodes by the source of their identity: time until it is known, memory
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
+//   - life.go: system calls, processes and CPU time of a life, on a node full of work too
 //   - peer.go: the same four calls as drivers do them that use mount-utils
-//   - size.go: the memory of an idle process, the size of the program
+//   - size.go: the memory and the wakeups of an idle process, the size of the program
 //
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
 // into bench/results.json, and the table and the plot of docs/explanation/scale.md.
@@ -70,7 +71,9 @@ var measurements = []measurement{
 	{"startup", startup},
 	{"identity", identity},
 	{"staging", staging},
+	{"life", lifeCost},
 	{"memory", memory},
+	{"wakeups", wakeups},
 	{"binary", binarySize},
 }
 
@@ -96,6 +99,8 @@ func main() {
 		"",
 		"further `flags` for the plugin, separated by spaces, for example for profiling; results are not written then",
 	)
+	check := flag.Bool("compare", false, "compare what is counted with the written results")
+	update := flag.Bool("counts", false, "write what is counted to the results")
 	scale := flag.Bool("scale", false, "measure only the scale of a controller, for about ten minutes")
 	nomad := flag.Bool("nomad", false, "measure only a redeployment and a move on a real Nomad, for about five minutes")
 	upgrades := flag.Bool(
@@ -123,13 +128,21 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *only, strings.Fields(*args)); err != nil {
+	with := func([]row) error { return nil }
+	switch {
+	case *check:
+		with = func(rows []row) error { return compareCounts(resultsFile, rows) }
+	case *update:
+		with = func(rows []row) error { return writeCounts(resultsFile, rows) }
+	}
+	if err := run(ctx, *only, strings.Fields(*args), with); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only string, args []string) (err error) {
+// run measures, and calls with with the rows.
+func run(ctx context.Context, only string, args []string, with func([]row) error) (err error) {
 	start := time.Now()
 	chosen, err := regexp.Compile(only)
 	if err != nil {
@@ -164,7 +177,7 @@ func run(ctx context.Context, only string, args []string) (err error) {
 			return err
 		}
 	}
-	return verdict(rows)
+	return errors.Join(verdict(rows), with(rows))
 }
 
 func measure(ctx context.Context, b *bench, chosen *regexp.Regexp) ([]row, error) {

@@ -10,11 +10,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"golang.org/x/sys/unix"
 )
 
 // row is one line of the table and one entry of the results.
@@ -26,6 +31,8 @@ type row struct {
 	// Bar is the limit of the value, such as "≤ 20"; empty without a limit.
 	Bar string `json:"bar"`
 	OK  bool   `json:"ok"`
+	// At says what was measured and where: the commit and the machine. It is empty for rows that were written before.
+	At string `json:"at,omitempty"`
 
 	bar     bar
 	samples []float64
@@ -132,20 +139,104 @@ func writer(r row) int {
 	return slices.IndexFunc(apart, func(prefix string) bool { return strings.HasPrefix(r.Name, prefix) })
 }
 
+// read reads the rows of a file of results.
+func read(file string) (rows []row, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &rows); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return rows, nil
+}
+
 // write writes the rows as JSON, in place of all rows of the same command. The rows of other commands stay.
 func write(file string, rows []row) error {
-	text, err := os.ReadFile(file)
+	old, err := read(file)
 	if err != nil {
 		return err
 	}
-	var old []row
-	if err := json.Unmarshal(text, &old); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	at, err := origin()
+	if err != nil {
+		return err
+	}
+	rows = slices.Clone(rows)
+	for i := range rows {
+		rows[i].At = at
 	}
 	old = slices.DeleteFunc(old, func(r row) bool { return writer(r) == writer(rows[0]) })
-	rows = slices.Concat(old, rows)
+	return writeAll(file, slices.Concat(old, rows))
+}
+
+// writeCounts writes those of the rows that count something, each in the place of the same row.
+func writeCounts(file string, rows []row) error {
+	all, err := read(file)
+	if err != nil {
+		return err
+	}
+	at, err := origin()
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if _, counted := counts[r.Unit]; !counted {
+			continue
+		}
+		r.At = at
+		if i := slices.IndexFunc(all, func(old row) bool { return old.Name == r.Name }); i >= 0 {
+			all[i] = r
+		} else {
+			all = append(all, r)
+		}
+	}
+	return writeAll(file, all)
+}
+
+// counts are the units of rows that are the same on every machine, with the part by which they may differ.
+var counts = map[string]float64{"calls": 0, "processes": 0, "MB": 0.02}
+
+// compareCounts returns an error for each row that counts something and differs from the written results: those are of
+// another code.
+func compareCounts(file string, rows []row) error {
+	written, err := read(file)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range rows {
+		part, counted := counts[r.Unit]
+		i := slices.IndexFunc(written, func(old row) bool { return old.Name == r.Name })
+		if !counted || i >= 0 && math.Abs(r.Value-written[i].Value) <= part*written[i].Value {
+			continue
+		}
+		was := "no value"
+		if i >= 0 {
+			was = number(written[i].Value)
+		}
+		errs = append(errs, fmt.Errorf("%s is %s %s, and %s has %s: make bench-counts, and look at what cites it",
+			r.Name, number(r.Value), r.Unit, file, was))
+	}
+	return errors.Join(errs...)
+}
+
+// origin says what is measured, and where.
+func origin() (string, error) {
+	commit, err := exec.Command("git", "describe", "--always", "--dirty", "--exclude=*").Output()
+	if err != nil {
+		return "", fmt.Errorf("git: %w", err)
+	}
+	var system unix.Utsname
+	if err := unix.Uname(&system); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("commit %s; %d CPUs, Linux %s, %s, %s", strings.TrimSpace(string(commit)), runtime.NumCPU(),
+		unix.ByteSliceToString(system.Release[:]), runtime.GOARCH, runtime.Version()), nil
+}
+
+func writeAll(file string, rows []row) error {
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(writer(a), writer(b)) })
-	text, err = json.MarshalIndent(rows, "", "  ")
+	text, err := json.MarshalIndent(rows, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -110,3 +110,40 @@ func TestTableOfThePage(t *testing.T) {
 		t.Errorf("the page (-want +got):\n%s", diff)
 	}
 }
+
+// TestCountsOfOtherCode checks that counts are compared with the written results, and times are not.
+func TestCountsOfOtherCode(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "results.json")
+	if err := os.WriteFile(file, []byte("[]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rows := []row{
+		{
+			Name:  "calls/a",
+			Value: 2,
+			Unit:  "calls",
+		},
+		{Name: "size", Value: 30, Unit: "MB"},
+		{Name: "time", Value: 5, Unit: "ms"},
+	}
+	if err := compareCounts(file, rows); err == nil || !strings.Contains(err.Error(), "calls/a") {
+		t.Errorf("%v, want an error for a count without a result", err)
+	}
+	for range 2 {
+		if err := writeCounts(file, rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if written, err := read(file); err != nil || len(written) != 2 || !strings.HasPrefix(written[0].At, "commit ") {
+		t.Errorf("written: %v, %v", written, err)
+	}
+	for _, tc := range []struct {
+		calls, size float64
+		differs     bool
+	}{{2, 30.5, false}, {3, 30, true}, {1, 30, true}, {2, 31, true}, {2, 29, true}} {
+		rows[0].Value, rows[1].Value, rows[2].Value = tc.calls, tc.size, 9
+		if err := compareCounts(file, rows); (err != nil) != tc.differs {
+			t.Errorf("%v calls, %v MB: %v", tc.calls, tc.size, err)
+		}
+	}
+}

@@ -62,6 +62,60 @@ func memory(ctx context.Context, b *bench) (_ []row, err error) {
 	return rows, nil
 }
 
+// wakeups counts how often the threads of idle plugins wake in a minute. A few seconds after their start, both are
+// measured at the same time.
+func wakeups(ctx context.Context, b *bench) (_ []row, err error) {
+	const settled, measured = 10 * time.Second, time.Minute
+	r, err := b.newRig(b.guests()...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.stop()) }()
+	node, err := b.startPlugin("node", r.sim)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, node.Stop()) }()
+	var counts [2][2]float64 // of controller and node, before and after
+	for when, wait := range []time.Duration{settled, measured} {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(wait):
+		}
+		for who, p := range []*simtest.Plugin{r.plugin, node} {
+			if counts[who][when], err = switches(p.PID()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return []row{
+		median("wakeups/controller", "1/min", atMost(60), []float64{counts[0][1] - counts[0][0]}),
+		median("wakeups/node", "1/min", atMost(30), []float64{counts[1][1] - counts[1][0]}),
+	}, nil
+}
+
+// switches returns how often the threads of a process have begun to wait.
+func switches(pid int) (total float64, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, file := range files {
+		status, err := os.ReadFile(file)
+		if err != nil {
+			return 0, err
+		}
+		_, after, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
+		count, err := strconv.ParseFloat(strings.TrimSpace(strings.SplitN(after, "\n", 2)[0]), 64)
+		if err != nil {
+			return 0, err
+		}
+		total += count
+	}
+	return total, nil
+}
+
 // memorySamples are the memory of several processes, in MiB.
 type memorySamples struct {
 	anonymous, resident []float64

@@ -123,13 +123,9 @@ func catchSignals() (signals <-chan os.Signal, release func()) {
 	}
 }
 
-const (
-	// socketInterval is the time between two checks of the socket's file.
-	socketInterval = time.Second
-	// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a
-	// disk may never end.
-	lostTimeout = 30 * time.Second
-)
+// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a disk
+// may never end.
+const lostTimeout = 30 * time.Second
 
 // keepSocket makes the socket again when its file was removed, and serves on it. It returns an error when it cannot,
 // for example because another process listens there, and nil when ctx ends.
@@ -140,17 +136,11 @@ func keepSocket(
 	serveOn func(*socket.Listener),
 	log *slog.Logger,
 ) error {
-	ticker := time.NewTicker(socketInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for ctx.Err() == nil {
 		lost := current.Load()
 		reason := lost.CheckFile()
 		if reason == nil {
+			lost.WaitForChange(ctx)
 			continue
 		}
 		made, err := socket.Listen(endpoint)
@@ -164,6 +154,7 @@ func keepSocket(
 			log.Warn("could not close the lost socket", "error", err)
 		}
 	}
+	return nil
 }
 
 // serveUntilSignal calls stop after the first signal, which waits for calls in flight. After a second signal it returns

@@ -107,7 +107,7 @@ func (r Roots) onPCI(d Disk) bool {
 		return true
 	}
 	return slices.ContainsFunc(paths, func(path string) bool {
-		content, err := os.ReadFile(path)
+		content, err := ReadKernelFile(path)
 		return err == nil && strings.TrimSpace(string(content)) == transportPCI
 	})
 }
@@ -116,7 +116,10 @@ func (r Roots) onPCI(d Disk) bool {
 const transportPCI = "pcie"
 
 // allDisks lists the NVMe disks of the guest, also those that are reached over a network.
-func (r Roots) allDisks() ([]Disk, error) {
+func (r Roots) allDisks() ([]Disk, error) { return r.disksWith("", "") }
+
+// disksWith is allDisks of the disks that have this value in a file of sysfs. It reads nothing else of the others.
+func (r Roots) disksWith(file, value string) ([]Disk, error) {
 	entries, err := os.ReadDir(r.sys("block"))
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)
@@ -126,7 +129,14 @@ func (r Roots) allDisks() ([]Disk, error) {
 		if !namespaceName.MatchString(entry.Name()) {
 			continue
 		}
-		disk, err := r.disk(entry.Name())
+		found := value
+		if file != "" {
+			found, err = r.attribute(entry.Name(), file)
+		}
+		var disk Disk
+		if err == nil && found == value {
+			disk, err = r.disk(entry.Name())
+		}
 		if isGone(err) {
 			continue // the disk left the guest during this call, or sysfs does not show all of it yet
 		}
@@ -149,7 +159,7 @@ func isGone(err error) bool {
 // ByNumber returns the disk that has this device number now. It returns [ErrNotFound] if no disk has it, for example
 // because the disk was detached while it was mounted.
 func (r Roots) ByNumber(n Number) (Device, error) {
-	disks, err := r.allDisks() // a mounted disk that is not on the PCI bus has not left
+	disks, err := r.disksWith("dev", n.String()) // a mounted disk that is not on the PCI bus has not left
 	if err != nil {
 		return Device{}, err
 	}
@@ -211,7 +221,7 @@ func (r Roots) partitions(name string) (map[string]Number, error) {
 // attribute reads a file of sysfs. Serials are padded with spaces (the NVMe standard) or with zero bytes (a rack,
 // docs/reference/rack.md §9).
 func (r Roots) attribute(name, file string) (string, error) {
-	content, err := os.ReadFile(r.sys("block", name, file))
+	content, err := ReadKernelFile(r.sys("block", name, file))
 	return strings.Trim(string(content), "\x00 \n"), err
 }
 

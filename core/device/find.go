@@ -7,12 +7,14 @@
 package device
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -183,22 +185,37 @@ func (r Roots) verify(dev Device, held bool) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	mounts, err := mountinfo.GetMounts(nil)
+	mounts, err := Mounts()
 	if err != nil {
-		return fmt.Errorf("read the mount table: %w", err)
+		return err
 	}
 	return checkNotSystem(dev, held, append(mounts, hostMounts()...))
+}
+
+// Mounts are the mounts of this mount namespace.
+func Mounts() ([]*mountinfo.Info, error) {
+	runtime.LockOSThread() // a thread that ends takes its file in /proc along
+	defer runtime.UnlockOSThread()
+	content, err := ReadKernelFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(content), nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	return mounts, nil
 }
 
 // hostMounts are the mounts of process 1: the host's, or the plugin's own if the plugin has a separate PID namespace.
 // It returns nil if they cannot be read.
 func hostMounts() []*mountinfo.Info {
-	file, err := os.Open("/proc/1/mountinfo")
+	content, err := ReadKernelFile("/proc/1/mountinfo")
 	if err != nil {
 		return nil
 	}
-	mounts, err := mountinfo.GetMountsFromReader(file, nil)
-	if err := errors.Join(err, file.Close()); err != nil {
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(content), nil)
+	if err != nil {
 		return nil
 	}
 	return mounts
@@ -264,7 +281,7 @@ func (r Roots) FunctionsNotReadyNow() (addresses []string, err error) {
 	}
 	for _, function := range functions {
 		folder := r.sys("bus", "pci", "devices", function.Name())
-		class, err := os.ReadFile(filepath.Join(folder, "class"))
+		class, err := ReadKernelFile(filepath.Join(folder, "class"))
 		if err != nil || strings.TrimSpace(string(class)) != nvmeClass {
 			continue // the function has left the guest, or is no NVMe controller
 		}
@@ -291,7 +308,7 @@ func functionReady(function string) bool {
 		return false
 	}
 	for _, controller := range controllers {
-		serial, err := os.ReadFile(filepath.Join(function, "nvme", controller.Name(), "serial"))
+		serial, err := ReadKernelFile(filepath.Join(function, "nvme", controller.Name(), "serial"))
 		if err != nil || strings.TrimSpace(string(serial)) == "(efault)" {
 			return false
 		}

@@ -60,7 +60,7 @@ func (d Device) CheckUnusedSince(sequence uint64) error {
 // BySerial returns the disk that has this serial now. If several have it, it returns the one with the device number.
 // It returns [ErrNotFound] if no disk has the serial.
 func (r Roots) BySerial(serial string, number Number) (Device, error) {
-	disks, err := r.allDisks()
+	disks, err := r.disksWith("device/serial", serial)
 	if err != nil {
 		return Device{}, err
 	}

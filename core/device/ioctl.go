@@ -7,6 +7,7 @@
 package device
 
 import (
+	"errors"
 	"os"
 	"unsafe"
 
@@ -20,4 +21,38 @@ func ioctlUint64(file *os.File, request uint, value *uint64) error {
 		return errno
 	}
 	return nil
+}
+
+// ReadKernelFile reads a file of /proc or /sys in four system calls. os.ReadFile needs ten, because it offers each file
+// to the poller first.
+func ReadKernelFile(path string) ([]byte, error) {
+	fd, err := ignoringInterrupt(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written
+	content := make([]byte, 0, 8192)
+	for {
+		if len(content) == cap(content) {
+			content = append(content, make([]byte, len(content))...)[:len(content)]
+		}
+		free := content[len(content):cap(content)]
+		read, err := ignoringInterrupt(func() (int, error) { return unix.Read(fd, free) })
+		if err != nil {
+			return nil, &os.PathError{Op: "read", Path: path, Err: err}
+		}
+		if read == 0 {
+			return content, nil
+		}
+		content = content[:len(content)+read]
+	}
+}
+
+// ignoringInterrupt makes a system call again that a signal has interrupted, as package os does.
+func ignoringInterrupt(call func() (int, error)) (int, error) {
+	for {
+		if result, err := call(); !errors.Is(err, unix.EINTR) {
+			return result, err
+		}
+	}
 }

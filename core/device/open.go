@@ -55,7 +55,7 @@ func (d Device) insideAt(offset int64) (inside Device) {
 // With [unix.O_EXCL] in flags it returns [ErrInUse] if a mounted filesystem, a volume manager or another program holds
 // the device exclusively.
 func (d Device) Open(flags int) (*os.File, error) {
-	file, err := os.OpenFile(d.Path, flags, 0)
+	file, err := d.open(flags)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("%w: %s is mounted or held by another program", ErrInUse, d)
@@ -68,6 +68,15 @@ func (d Device) Open(flags int) (*os.File, error) {
 		return nil, errors.Join(err, closeExclusive(file))
 	}
 	return file, nil
+}
+
+// open is os.OpenFile without an offer to the poller, which no block device takes.
+func (d Device) open(flags int) (*os.File, error) {
+	fd, err := ignoringInterrupt(func() (int, error) { return unix.Open(d.Path, flags|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: d.Path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), d.Path), nil
 }
 
 func (d Device) verify(file *os.File) error {

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,23 +24,7 @@ import (
 // keeps them for a moment. An agent that has copied the host's mounts keeps them for ever.
 const lingerTimeout = 3 * time.Second
 
-// StopWrites makes the filesystem that is mounted at path read-only, at all of its mounts in all mount namespaces. The
-// kernel refuses while a file is open for writing through any of them. Then StopWrites tries again as [Unmount] does,
-// and returns [ErrBusy] with the holder. The kernel also refuses while the filesystem is frozen: see [Entry.Frozen].
-// The mounts keep their own flags.
-func StopWrites(ctx context.Context, path string, dev device.Device) error {
-	return retryBusy(ctx, func() (bool, error) {
-		err := setFilesystemReadOnly(path, true)
-		if errors.Is(err, unix.EBUSY) {
-			return false, errBusy
-		}
-		return err == nil, err
-	}, func() string {
-		return "the filesystem of " + dev.String() + " has a writer; it is in use" + describeHolders(dev.Number)
-	})
-}
-
-// MakeWritable takes back what [StopWrites] and [FilesystemAgain] did: it makes the filesystem at path, and its mount
+// MakeWritable takes back what [WaitFree] and [FilesystemAgain] did: it makes the filesystem at path, and its mount
 // there, writable. Its error is [ErrMount].
 func MakeWritable(path string) error {
 	err := setFilesystemReadOnly(path, false)
@@ -123,7 +106,7 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 // remain, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse] are
 // returned at once; see [device.HasLeft].
 func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
-	start := time.Now()
+	start, openers := time.Now(), opener{devices: dev.Numbers(), reading: block}
 	err = retryBusy(ctx, func() (bool, error) {
 		err := dev.CheckUnusedSince(sequence)
 		if err != nil && !errors.Is(err, device.ErrInUse) {
@@ -131,14 +114,14 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 		}
 		copies = nil
 		if err != nil {
-			if copies, err = stopCopies(dev.Number); err != nil {
+			if copies, err = stopCopies(dev); err != nil {
 				return false, err
 			}
 			if time.Since(start) < lingerTimeout {
 				return false, errBusy
 			}
 		}
-		if openersOf(dev.Numbers(), block) != "" {
+		if openers.exists() {
 			return false, errBusy
 		}
 		if block && loopInUse(dev.Numbers()) != "" {
@@ -166,8 +149,9 @@ func describeUse(dev device.Device) string {
 // waits until no program has the disk open for writing, or for a raw block volume (block) at all, and no loop device
 // uses it. It waits as long as [Unmount] does. Then it returns [ErrBusy] with the holder.
 func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
+	openers := opener{devices: dev.Numbers(), reading: block}
 	return retryBusy(ctx, func() (bool, error) {
-		if openersOf(dev.Numbers(), block) != "" || loopInUse(dev.Numbers()) != "" {
+		if openers.exists() || loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return true, nil
@@ -177,6 +161,7 @@ func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
 // WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
 // open. It waits as long as [Unmount] does, and changes nothing. Then it returns [ErrBusy] with the holder.
 func WaitIdle(ctx context.Context, dev device.Device) error {
+	openers := opener{devices: dev.Numbers(), reading: true}
 	return retryBusy(ctx, func() (bool, error) {
 		table, err := ReadTable()
 		if err != nil {
@@ -184,7 +169,7 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 		}
 		err = dev.CheckUnused()
 		if errors.Is(err, device.ErrInUse) || len(table.OfDevice(dev.Number)) > 0 ||
-			openersOf(dev.Numbers(), true) != "" || loopInUse(dev.Numbers()) != "" {
+			openers.exists() || loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return err == nil, err
@@ -194,39 +179,32 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 // stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is
 // errBusy unless such mounts are the only reason why the disk is in use: only one filesystem can hold a disk, and
 // no program can write to a read-only one.
-func stopCopies(n device.Number) ([]Copy, error) {
+func stopCopies(dev device.Device) ([]Copy, error) {
 	table, err := ReadTable()
 	if err != nil {
 		return nil, err
 	}
-	copies := CopiesOf(n)
-	if len(copies) == 0 || len(table.OfDevice(n)) > 0 {
+	copies := CopiesOf(dev.Number)
+	if len(copies) == 0 || len(table.OfDevice(dev.Number)) > 0 {
 		return nil, errBusy
 	}
-	for _, c := range copies {
-		if !c.FilesystemReadOnly && c.stopWrites() != nil {
-			return nil, errBusy
-		}
+	if !copies[0].FilesystemReadOnly && stopWrites(dev, copies[0].FSType) != nil {
+		return nil, errBusy
 	}
 	return copies, nil
 }
 
-// stopWrites makes the filesystem of the copy read-only. It returns an error if the path of the copy leads to another
-// mount, which covers the copy: that one must stay as it is.
-func (c Copy) stopWrites() (err error) {
-	fd, err := unix.Open(c.Access, unix.O_PATH|unix.O_CLOEXEC, 0)
+// stopWrites makes the filesystem that holds a disk read-only, at all of its mounts in all mount namespaces. The kernel
+// refuses while a file is open for writing through any of them. The mounts keep their own flags, and the path of none
+// is followed: it may lead to something else in its namespace.
+func stopWrites(dev device.Device, fsType string) error {
+	tree, err := mountActive(dev, fsType, false)
 	if err != nil {
 		return err
 	}
-	folder := os.NewFile(uintptr(fd), c.Access)
-	// An open folder keeps the filesystem mounted.
-	defer func() { err = errors.Join(err, hostexec.CloseUninherited(folder)) }()
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
-	if err != nil {
-		return err
+	picked, err := unix.Fspick(int(tree.Fd()), "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
+	if err == nil {
+		err = setPickedReadOnly(picked, true)
 	}
-	if !strings.Contains(string(info), fmt.Sprintf("mnt_id:\t%d\n", c.id)) {
-		return fmt.Errorf("%w: %s is covered in %s", ErrForeign, c.Path, c)
-	}
-	return setFilesystemReadOnly(fmt.Sprintf("/proc/self/fd/%d", fd), true)
+	return errors.Join(err, hostexec.CloseUninherited(tree))
 }

@@ -45,7 +45,7 @@ func loopInUse(devices []device.Number) string {
 // mayBeBoundTo says what is known of a loop device that cannot be opened, as under a device policy: only the path of
 // what it is bound to, perhaps in another mount namespace. folder is its folder in /sys.
 func mayBeBoundTo(folder string, devices []device.Number) bool {
-	text, err := os.ReadFile(filepath.Join(folder, "backing_file"))
+	text, err := device.ReadKernelFile(filepath.Join(folder, "backing_file"))
 	if err != nil {
 		return !errors.Is(err, os.ErrNotExist) // not bound any more
 	}
@@ -119,7 +119,7 @@ func used(name string, loop device.Number) bool {
 	}
 	numbers := []device.Number{loop}
 	for _, folder := range folders {
-		text, err := os.ReadFile(filepath.Join(folder, "dev"))
+		text, err := device.ReadKernelFile(filepath.Join(folder, "dev"))
 		if err != nil {
 			return true
 		}
@@ -135,5 +135,6 @@ func used(name string, loop device.Number) bool {
 		}
 	}
 	mounted := func(n device.Number) bool { return len(table.OfDevice(n)) > 0 || len(CopiesOf(n)) > 0 }
-	return slices.ContainsFunc(numbers, mounted) || openersOf(numbers, true) != "" || loopInUse(numbers) != ""
+	return slices.ContainsFunc(numbers, mounted) || (&opener{devices: numbers, reading: true}).exists() ||
+		loopInUse(numbers) != ""
 }

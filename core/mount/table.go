@@ -53,9 +53,9 @@ type Table []Entry
 
 // ReadTable reads the mount table.
 func ReadTable() (Table, error) {
-	mounts, err := mountinfo.GetMounts(nil)
+	mounts, err := device.Mounts()
 	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
+		return nil, err
 	}
 	table := make(Table, 0, len(mounts))
 	for _, m := range mounts {

@@ -178,8 +178,9 @@ func forEachProcess(visit func(folder string) bool) {
 	if err != nil {
 		return
 	}
+	own := fmt.Sprintf("/proc/%d", os.Getpid())
 	for _, folder := range folders {
-		if folder != fmt.Sprintf("/proc/%d", os.Getpid()) && !visit(folder) {
+		if folder != own && !visit(folder) {
 			return
 		}
 	}

@@ -40,6 +40,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/writers"
 )
 
 const (
@@ -328,7 +329,16 @@ func (r *nodeRig) stageIn(ctx context.Context, v *volume, capability *csi.Volume
 	return err
 }
 
+// unstage unstages the volume. After an OK no program may be able to write to the disk.
 func (r *nodeRig) unstage(v *volume) error {
+	err := r.unstageUnchecked(v)
+	if name := r.guests.Device(guestID, v.id); err == nil && name != "" {
+		return writers.Check(filepath.Join(r.guests.Dir(guestID), "dev", name))
+	}
+	return err
+}
+
+func (r *nodeRig) unstageUnchecked(v *volume) error {
 	_, err := r.NodeUnstageVolume(
 		r.t.Context(),
 		&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging},

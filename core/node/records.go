@@ -129,8 +129,8 @@ func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
 const exclusiveWait = time.Second
 
 // checkForeignUser rejects a disk in foreign use: one that is mounted in another mount namespace, or held by
-// LVM, md or another program. The volume's own filesystem may hold the disk if read-only copies of its mount have
-// outlived an unstage. Then checkForeignUser returns one of these copies.
+// LVM, md or another program. The volume's own filesystem may hold the disk if copies of its mount have outlived an
+// unstage, or one that was refused. Then checkForeignUser returns one of these copies.
 func (n *Service) checkForeignUser(
 	ctx context.Context,
 	volume nodeVolume,
@@ -141,7 +141,7 @@ func (n *Service) checkForeignUser(
 			return nil, err
 		}
 		if copies := mount.CopiesOf(dev.Number); len(copies) > 0 {
-			if n.heldRecord(volume, dev) != nil && allReadOnly(copies) {
+			if n.heldRecord(volume, dev) != nil {
 				return &copies[0], nil
 			}
 			return nil, foreignUser(volume, dev, copies[0].String())
@@ -180,15 +180,6 @@ func foreignUser(volume nodeVolume, dev device.Device, holder string) error {
 		dev,
 		holder,
 	)
-}
-
-func allReadOnly(copies []mount.Copy) bool {
-	for _, c := range copies {
-		if !c.FilesystemReadOnly {
-			return false
-		}
-	}
-	return true
 }
 
 // lingers reports whether read-only copies of an unstaged volume's mount remain. If not, it removes the record, unless

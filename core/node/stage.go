@@ -214,7 +214,7 @@ func (n *Service) mountStaging(
 		if readOnly, err := dev.ReadOnly(); err != nil || readOnly && !volume.readOnly {
 			return "", errors.Join(foreignUser(volume, dev, own.String()), err)
 		}
-		return n.mountAgain(ctx, volume, dev, staging, wanted, own.FSType, options)
+		return n.mountAgain(ctx, volume, dev, staging, wanted, own, options)
 	}
 	if volume.ownFilesystem {
 		if err := checkOwnFilesystem(ctx, volume, volume.content(dev)); err != nil {
@@ -258,26 +258,35 @@ func (n *Service) prepareFilesystem(
 	return n.ensureFilesystem(ctx, volume, dev, wanted)
 }
 
-// mountAgain mounts the volume's own filesystem, which is still mounted read-only in another mount namespace.
+// mountAgain mounts the volume's own filesystem, which is still mounted in another mount namespace: read-only, or
+// writable after an unstage that was refused. The kernel has one filesystem for all its mounts.
 func (n *Service) mountAgain(
 	ctx context.Context,
 	volume nodeVolume,
 	dev device.Device,
-	staging, wanted, fsType string,
+	staging, wanted string,
+	own *mount.Copy,
 	options mount.Options,
 ) (string, error) {
+	fsType := own.FSType
 	if wanted != "" && wanted != fsType {
 		return "", otherFilesystem(volume, dev, fsType, wanted)
+	}
+	if !own.FilesystemReadOnly && options.ReadOnly() {
+		return "", foreignUser(volume, dev, own.String())
 	}
 	record, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly())
 	if err != nil {
 		return "", err
 	}
 	n.log.Info(
-		"mounting a filesystem that other mount namespaces still have mounted read-only",
+		"mounting a filesystem that other mount namespaces still have mounted",
 		"volume_id",
 		volume.id.String(),
 	)
+	if !own.FilesystemReadOnly {
+		return fsType, mount.Filesystem(ctx, volume.content(dev), staging, fsType, options)
+	}
 	if options.ReadOnly() {
 		return fsType, mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options)
 	}

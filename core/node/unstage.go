@@ -246,9 +246,10 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 	return nil
 }
 
-// letGo proves that no program can write to the disk any more, and unmounts it. The order matters: while there is a
-// writer that the plugin can see, nothing is unmounted, so that the volume stays as it was. If only read-only copies of
-// the mount in other namespaces remain, letGo returns them.
+// letGo unmounts the disk, and proves that no program can write to it any more. While a program uses the mount, nothing
+// is unmounted, so that the volume stays as it was. Whether other namespaces have copies of the mount, the kernel says
+// for nothing when it is unmounted: then they hold the disk. If only read-only copies remain, letGo returns them. A copy
+// with a writer keeps the volume here, and a stage mounts it again.
 func (n *Service) letGo(
 	ctx context.Context,
 	l leaving,
@@ -265,16 +266,9 @@ func (n *Service) letGo(
 	}
 	ctx, cancel := n.withUnstageWait(ctx)
 	defer cancel()
-	stopped, err := n.stopWrites(ctx, l, held, dev)
-	if err != nil {
-		return nil, err
-	}
-	err = n.unmountAll(ctx, l, func(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
+	err := n.unmountAll(ctx, l, func(ctx context.Context, _ mount.Table, entry mount.Entry, number device.Number) error {
 		return mount.Unmount(ctx, entry.Path, number)
 	})
-	if errors.Is(err, mount.ErrBusy) && stopped {
-		return nil, fmt.Errorf("%w: the filesystem is read-only until the volume is staged again", err)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -304,17 +298,13 @@ func (n *Service) withUnstageWait(ctx context.Context) (context.Context, context
 }
 
 // checkNotInUseHere returns an error if waiting cannot help: the volume is published or staged elsewhere, another mount
-// covers it or is inside it, devices such as LVM volumes are built on its disk, or its filesystem is frozen.
+// covers it, devices such as LVM volumes are built on its disk, or its filesystem is frozen.
 func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 	var staged []mount.Entry
 	for _, path := range l.paths {
 		stack := l.table.AllAt(path)
 		own, err := n.ownedMounts(l.records, stack, l.id)
-		switch {
-		case err != nil || !slices.Contains(own, true):
-		case own[0]:
-			err = l.table.CheckNothingInside(stack[0])
-		default:
+		if err == nil && slices.Contains(own, true) && !own[0] {
 			err = covered(path, l.id, stack[0])
 		}
 		if err != nil {
@@ -344,41 +334,6 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 		}
 	}
 	return nil
-}
-
-// stopWrites makes the filesystem read-only if private copies of its mount are in other namespaces, and reports whether
-// it did. Without such copies, the kernel itself refuses to unmount a filesystem that is in use, and the change to
-// read-only would only cost time (20 ms).
-func (n *Service) stopWrites(
-	ctx context.Context,
-	l leaving,
-	held volumerecord.Record,
-	dev device.Device,
-) (stopped bool, err error) {
-	for _, path := range l.paths {
-		entry, ok := l.table.At(path)
-		if !ok || entry.Block() || entry.Number != dev.Number || entry.FilesystemReadOnly {
-			continue
-		}
-		if len(l.table.PrivateCopies(entry)) == 0 {
-			continue
-		}
-		// Before the change: a later process of the plugin must know why the filesystem is read-only.
-		if err := n.records.SetStep(held, volumerecord.Leaving); err != nil {
-			n.log.Warn("cannot record that an unstage has begun", "volume_id", l.id.String(), "error", err)
-		}
-		err := mount.StopWrites(ctx, path, dev)
-		if errors.Is(err, mount.ErrBusy) {
-			return false, errors.Join(err, n.records.SetStep(held, held.Step))
-		}
-		// A filesystem that has stopped after an error refuses the change. It cannot write either, and the exclusive
-		// open of the disk follows.
-		if err != nil {
-			n.log.Warn("cannot make the filesystem read-only", "volume_id", l.id.String(), "error", err)
-		}
-		stopped = true
-	}
-	return stopped, nil
 }
 
 // keepLingering keeps the record of a volume that was unstaged while read-only copies of its mount remain.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,6 +112,21 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 		}
 		coretest.Must(r.t, r.unstage(v))
 	})
+}
+
+// While an unstage waits for one program, it does not look at the others. It does so before it succeeds.
+func TestUnstageWhileTwoProgramsHaveTheDiskOpen(t *testing.T) {
+	t.Parallel()
+	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 2 * time.Second })
+	v := r.staged(filesystemVolume("ext4", writer))
+	holders := []*devicetest.Holder{devicetest.Hold(t, "exec 3<>"+r.node(v)), devicetest.Hold(t, "exec 3<>"+r.node(v))}
+	slices.SortFunc(holders, func(a, b *devicetest.Holder) int { // in the order in which a look finds them
+		return strings.Compare(fmt.Sprint(a.PID()), fmt.Sprint(b.PID()))
+	})
+	time.AfterFunc(500*time.Millisecond, holders[0].End)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, fmt.Sprintf("%d (cat)", holders[1].PID()))
+	holders[1].End()
+	coretest.Must(t, r.unstage(v))
 }
 
 // The main thread of a program can end while another thread goes on with the open files.
@@ -234,11 +250,15 @@ func TestUnstageWhileACopyOfTheMountHasAWriter(t *testing.T) {
 			r := impatient(t)
 			v := r.staged(filesystemVolume(fsType, writer))
 			holder := devicetest.HoldMountNamespace(t, r.dir, "exec 3>"+v.staging+"/file")
-			// Nothing is unmounted, and the volume stays writable.
-			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "has a writer", "(cat)")
+			coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "(cat)")
+			// The writer goes on, and the volume can be staged again, but not read-only.
+			inCopy := fmt.Sprintf("/proc/%d/root%s/file", holder.PID(), v.staging)
+			coretest.Must(t, os.WriteFile(inCopy, []byte("data"), 0o600))
+			r.start()
+			coretest.WantCode(t, r.stage(v, filesystemVolume(fsType, writer, "ro")), codes.FailedPrecondition, "(cat)")
+			coretest.Must(t, r.stage(v, filesystemVolume(fsType, writer)))
+			wantContent(t, filepath.Join(v.staging, "file"), "data")
 			coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "other"), []byte("data"), 0o600))
-			// Also if an administrator unmounts the staging path, the copy's writer counts.
-			r.umount("staging-" + diskA)
 			r.refusedUntil(v, holder.End, "(cat)")
 		})
 	}
@@ -317,19 +337,18 @@ func TestUnmountWithAMountInside(t *testing.T) {
 	}
 }
 
-// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, which
-// stays writable for a program that is in it already.
+// A container has mounted something over its copy of the mount. The path leads to that, and not to the copy, in which a
+// program still is.
 func TestUnstageWithACoveredCopy(t *testing.T) {
 	t.Parallel()
-	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 4 * time.Second }) // longer than copies may stay
+	r := newNodeRig(t)
 	v := r.staged(filesystemVolume("ext4", writer))
 	holder := devicetest.HoldMountNamespace(t, r.dir, "exec 3<"+v.staging+"\nmount -t tmpfs -o size=64k cover "+v.staging)
-	r.umount("staging-" + diskA)
-	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "in use")
-	for what, path := range map[string]string{"copy": "fd/3", "cover": "root" + v.staging} {
+	coretest.Must(t, r.unstage(v))
+	for path, want := range map[string]error{"fd/3": unix.EROFS, "root" + v.staging: nil} {
 		path = fmt.Sprintf("/proc/%d/%s/file", holder.PID(), path)
-		if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-			t.Errorf("writing to the %s: %v", what, err)
+		if err := os.WriteFile(path, []byte("data"), 0o600); !errors.Is(err, want) {
+			t.Errorf("writing to %s: %v, want %v", path, err, want)
 		}
 	}
 	holder.End()
@@ -417,29 +436,18 @@ func TestUnstageOfALazilyUnmountedFilesystem(t *testing.T) {
 	r.refusedUntil(v, holder.End, "(cat)")
 }
 
-// A reader prevents the unmount after the filesystem was made read-only, because a container has a private copy of the
-// mount. The volume can be staged again, and is then writable.
+// Another namespace has a private copy of the mount. Nothing changes for the reader, nor for the copy.
 func TestUnstageWhileAReaderPreventsTheUnmount(t *testing.T) {
 	t.Parallel()
 	r := impatient(t)
-	capability := filesystemVolume("ext4", multiWriter)
-	v := r.staged(capability)
-	holder, agent := devicetest.Hold(t, "cd "+v.staging), devicetest.HoldMountNamespace(t, r.dir, "")
-	for range 2 {
-		coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "(cat)", "read-only until")
-		if err := os.WriteFile(filepath.Join(v.staging, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-			t.Errorf("writing after a refused unstage: %v, want EROFS", err)
-		}
-		coretest.WantCode(t, r.publish(v, "target", capability, false), codes.FailedPrecondition, "being unstaged")
-		if got := r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}); got != nil {
-			t.Errorf("health %v", got)
-		}
-		r.start()
-		coretest.Must(t, r.stage(v, capability))
-		coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
-	}
-	agent.End()
-	r.refusedUntil(v, holder.End, "(cat)")
+	v := r.staged(filesystemVolume("ext4", multiWriter))
+	holder := devicetest.Hold(t, "cd "+v.staging)
+	devicetest.HoldMountNamespace(t, r.dir, "")
+	r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "(cat)")
+	coretest.Must(t, os.WriteFile(filepath.Join(v.staging, "file"), []byte("data"), 0o600))
+	holder.End()
+	r.patient()
+	coretest.Must(t, r.unstage(v))
 }
 
 func TestUnstageByAnotherPathAfterARestart(t *testing.T) {
@@ -659,7 +667,7 @@ func TestUnstageWithARecordOfThePast(t *testing.T) {
 				r.umount(stagedAt(v, capability))
 				pass(r, v)
 				devicetest.Hold(r.t, "exec 3<>"+r.node(v)) // the use of another program
-				coretest.Must(r.t, r.unstage(v))
+				coretest.Must(r.t, r.unstageUnchecked(v))
 				r.wantUnstaged(v)
 			})
 		})

@@ -30,6 +30,9 @@ const (
 	answerTimeout = 2 * time.Second
 	// dialInterval is the time between two attempts to connect to a socket with a full queue.
 	dialInterval = 50 * time.Millisecond
+	// watchedInterval is how often the socket's file is looked at while the kernel watches it, and unwatchedInterval
+	// without that.
+	watchedInterval, unwatchedInterval = 20 * time.Second, time.Second
 )
 
 // Listener is a unix socket on which this process listens.
@@ -40,6 +43,8 @@ type Listener struct {
 
 	path string
 	file fs.FileInfo
+	// watch is told by the kernel when the file is removed or replaced. It is nil if the kernel watches nothing more.
+	watch *os.File
 }
 
 // Listen opens the unix socket at path. It replaces a socket on which no process answers: a process whose thread waits
@@ -62,7 +67,24 @@ func Listen(path string) (*Listener, error) {
 		return nil, errors.Join(fmt.Errorf("stat the new socket %s: %w", path, err), listener.Close())
 	}
 	listener.SetUnlinkOnClose(false) // Close decides
+	l.watch = watchFile(path)
 	return l, nil
+}
+
+// WaitForChange returns when the socket's file may have been removed or replaced, or when ctx ends. It looks from time
+// to time, too: the kernel says nothing when a folder above is renamed or covered.
+func (l *Listener) WaitForChange(ctx context.Context) {
+	if l.watch != nil && l.watch.SetReadDeadline(time.Now().Add(watchedInterval)) == nil {
+		defer context.AfterFunc(ctx, func() { _ = l.watch.SetReadDeadline(time.Now()) })()
+		// What the event says does not matter.
+		if _, err := l.watch.Read(make([]byte, 4096)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(unwatchedInterval):
+	}
 }
 
 // CheckFile returns an error if the socket's file was removed or replaced, so that no client reaches this process.
@@ -97,6 +119,9 @@ func (l *Listener) Close() error {
 	var err error
 	if l.CheckFile() == nil {
 		err = os.Remove(l.path)
+	}
+	if l.watch != nil {
+		_ = l.watch.Close() // nothing was written
 	}
 	return errors.Join(err, l.UnixListener.Close())
 }

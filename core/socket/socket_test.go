@@ -5,6 +5,7 @@
 package socket_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net"
@@ -201,6 +202,11 @@ func TestSocketThatLostItsFile(t *testing.T) {
 				t.Errorf("a good socket: %v", err)
 			}
 			lose(t, path)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // less than between two looks
+			defer cancel()
+			if listener.WaitForChange(ctx); ctx.Err() != nil {
+				t.Error("the kernel does not tell that the file was removed or replaced")
+			}
 			before := coretest.Listing(t, dir)
 			if err := listener.CheckLive(t.Context()); err == nil || !strings.Contains(err.Error(), path) {
 				t.Errorf("%v, want an error with the path", err)

@@ -70,11 +70,11 @@ func main() {
 	os.Exit(code)
 }
 
-// targets returns the packages to test, all of them if no arguments are given. The package that takes longest begins
-// first: otherwise it runs alone at the end.
+// targets returns the packages to test, all of them if no arguments are given. The packages that take longest begin
+// first: otherwise they run alone at the end.
 func targets(args []string) []string {
 	if len(args) == 0 {
-		return []string{"./core/controller", "./..."}
+		return []string{"./core/controller", "./core/node", "./cmd/oxide-csi", "./core/mount", "./..."}
 	}
 	return args
 }

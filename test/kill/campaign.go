@@ -42,14 +42,23 @@ type kind struct {
 	used, grows, readOnly bool
 	// unclean says that the filesystem must be checked before it is mounted.
 	unclean bool
-	// inUse says that a program keeps the disk in use during the killed call, and for a while afterwards.
-	inUse bool
+	// inUse says that a program keeps the disk in use during the killed call, and for a while afterwards: its device or,
+	// if copied, a file in a private copy of the mount.
+	inUse, copied bool
 }
 
-var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Grows, ext4Unclean, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
-	ext4New:      kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
-	ext4Used:     kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
-	ext4InUse:    kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
+var kinds = struct{ ext4New, ext4Used, ext4InUse, ext4Copied, ext4Grows, ext4Unclean, ext4ReadOnly, xfsNew, xfsUsed, btrfsNew, btrfsUsed, blockNew, blockUsed, blockInUse kind }{
+	ext4New:   kind{name: "ext4, blank disk", fsType: "ext4", size: 64 * mib},
+	ext4Used:  kind{name: "ext4, with data", fsType: "ext4", size: 64 * mib, used: true},
+	ext4InUse: kind{name: "ext4, disk in use", fsType: "ext4", size: 64 * mib, used: true, inUse: true},
+	ext4Copied: kind{
+		name:   "ext4, copy with a writer",
+		fsType: "ext4",
+		size:   64 * mib,
+		used:   true,
+		inUse:  true,
+		copied: true,
+	},
 	ext4Grows:    kind{name: "ext4, to be grown", fsType: "ext4", size: 320 * mib, used: true, grows: true},
 	ext4Unclean:  kind{name: "ext4, to be checked", fsType: "ext4", size: 64 * mib, used: true, unclean: true},
 	ext4ReadOnly: kind{name: "ext4, read-only", fsType: "ext4", size: 64 * mib, used: true, readOnly: true},
@@ -67,7 +76,7 @@ func campaigns() (all []campaign) {
 		stage:     {kinds.ext4New, kinds.ext4Used, kinds.ext4Grows, kinds.ext4Unclean, kinds.xfsNew, kinds.xfsUsed, kinds.btrfsNew, kinds.btrfsUsed, kinds.blockNew, kinds.blockUsed},
 		publish:   {kinds.ext4Used, kinds.ext4ReadOnly, kinds.xfsUsed, kinds.blockUsed},
 		unpublish: {kinds.ext4Used, kinds.blockUsed},
-		unstage:   {kinds.ext4Used, kinds.ext4InUse, kinds.xfsUsed, kinds.btrfsUsed, kinds.blockUsed, kinds.blockInUse},
+		unstage:   {kinds.ext4Used, kinds.ext4InUse, kinds.ext4Copied, kinds.xfsUsed, kinds.btrfsUsed, kinds.blockUsed, kinds.blockInUse},
 	} {
 		for _, kind := range of {
 			all = append(all, campaign{kind, call, false}, campaign{kind, call, true})
@@ -140,8 +149,8 @@ type life struct {
 	killAt int
 
 	volume *volume
-	// holder is the open disk of a volume that is in use.
-	holder *os.File
+	// endUse ends the use of a volume that is in use.
+	endUse func() error
 	// data must be on the volume.
 	data []byte
 	// steps and retries are for the report.
@@ -162,10 +171,10 @@ func (l *life) run(ctx context.Context) (err error) {
 		return errors.Join(fmt.Errorf("before the kill: %w", err), p.stop())
 	}
 	if l.kind.inUse {
-		if l.holder, err = os.OpenFile(l.volume.node(), os.O_RDWR, 0); err != nil {
+		if l.endUse, err = l.use(); err != nil {
 			return errors.Join(err, p.stop())
 		}
-		defer func() { _ = l.holder.Close() }() // if the life ends early
+		defer func() { _ = l.endUse() }() // if the life ends early
 	}
 	if err := l.callAndKill(ctx, p); err != nil {
 		return err
@@ -190,6 +199,23 @@ func (l *life) run(ctx context.Context) (err error) {
 func lastLines(log string) string {
 	lines := strings.SplitAfter(log, "\n")
 	return strings.Join(lines[max(0, len(lines)-6):], "")
+}
+
+// use has a program keep the volume in use.
+func (l *life) use() (end func() error, err error) {
+	if !l.kind.copied {
+		holder, err := os.OpenFile(l.volume.node(), os.O_RDWR, 0)
+		return holder.Close, err
+	}
+	program := exec.Command("unshare", "--mount", "--propagation=private",
+		"sh", "-c", `exec 3>"$1/other"; echo ready; exec cat >/dev/null`, "sh", l.volume.staging)
+	input, err1 := program.StdinPipe()
+	output, err2 := program.StdoutPipe()
+	if err := errors.Join(err1, err2, program.Start()); err != nil {
+		return nil, err
+	}
+	_, err = output.Read(make([]byte, 1))
+	return func() error { return errors.Join(input.Close(), program.Wait()) }, err
 }
 
 // prepare brings the volume to the state before the call.
@@ -296,7 +322,7 @@ func (l *life) recover(ctx context.Context, p *plugin) error {
 		if err := v.call(short, p, l.call); err == nil {
 			return fmt.Errorf("%s afterwards succeeds while the disk is in use", l.call)
 		}
-		if err := l.holder.Close(); err != nil {
+		if err := l.endUse(); err != nil {
 			return err
 		}
 	}

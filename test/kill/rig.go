@@ -30,6 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/writers"
 )
 
 const (
@@ -278,6 +279,9 @@ func (v *volume) call(ctx context.Context, p *plugin, call rpc) (err error) {
 		_, err = p.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
 	case unstage:
 		_, err = p.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+		if err == nil {
+			err = writers.Check(v.node())
+		}
 	}
 	return err
 }
