@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/auto"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -89,7 +90,7 @@ func TestExamineRack(t *testing.T) {
 				_, err := client.CreateRecord(t.Context(), "csi-restart-"+diskname.ForCluster(coretest.Cluster)+"-0-0",
 					fmt.Sprintf(`{"v":1,"cluster":%q,"id":"1","instance":%q}`, coretest.Cluster, r.Node(t, "node-a")))
 				coretest.Must(t, err)
-				_, err = client.CreateRecord(t.Context(), "csi-detach-"+coretest.NoVolumeID,
+				_, err = client.CreateRecord(t.Context(), record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID),
 					fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":"x"}`, coretest.Cluster, coretest.NoVolumeID))
 				coretest.Must(t, err)
 			},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // replacingRack is a rack on which a disk is replaced while the disks are listed. It lists pages of one size.
@@ -64,14 +65,14 @@ func (r *replacingRack) Disks(
 	}
 }
 
-func (r *replacingRack) Records(context.Context) ([]rack.Record, error) {
-	i := intent{Version: 1, Cluster: "c", Volume: grownVolume, Disk: replacedDisk, Attempt: tryID}
-	d := rack.Replacement{
-		Version: 1, Cluster: "c", Volume: grownVolume, Disk: replacedDisk, DiskName: "name", Attempt: tryID, Committed: true,
+func (r *replacingRack) Records(context.Context) ([]record.Record, error) {
+	i := record.Intent{Cluster: "c", Volume: grownVolume, Disk: replacedDisk, Attempt: tryID}
+	d := record.Replacement{
+		Cluster: "c", Volume: grownVolume, Disk: replacedDisk, DiskName: "name", Attempt: tryID, Committed: true,
 	}
-	return []rack.Record{
-		{Name: intentPrefix + grownVolume, Text: rack.RecordText(i)},
-		{Name: rack.ReplacementPrefix + replacedDisk, Text: rack.RecordText(d)},
+	return []record.Record{
+		{Name: record.Intents.Name(i), Text: record.Intents.Text(i)},
+		{Name: record.Replacements.Name(d), Text: record.Replacements.Text(d)},
 	}, nil
 }
 

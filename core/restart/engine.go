@@ -22,6 +22,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -40,9 +41,10 @@ type Rack interface {
 	StartInstance(ctx context.Context, id string) error
 	ConfirmProject(ctx context.Context) error
 
-	Records(ctx context.Context) ([]rack.Record, error)
-	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
-	UpdateRecord(ctx context.Context, id, text string) error
+	Records(ctx context.Context) ([]record.Record, error)
+	CreateRecord(ctx context.Context, name, text string) (record.Record, error)
+	RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error)
+	UpdateRecord(ctx context.Context, id, text string) (found bool, err error)
 	DeleteRecord(ctx context.Context, id string) error
 }
 
@@ -99,7 +101,7 @@ type Options struct {
 	// Yield is called for an attached disk, with all records of the rack, which were read after it was attached: before
 	// its instance starts, and before its volume counts as published. [rack.ErrRefused] means that the disk is being
 	// replaced and was detached again, [rack.ErrNotStopped] that it could not be detached. It may be nil.
-	Yield func(ctx context.Context, disk rack.Disk, records []rack.Record) error
+	Yield func(ctx context.Context, disk rack.Disk, records []record.Record) error
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
@@ -226,7 +228,7 @@ func New(r Rack, opts Options) *Engine {
 	if opts.Detacher == nil {
 		opts.Detacher = detach.New(r, detach.Options{
 			Cluster:    opts.Cluster,
-			Restarting: func(records []rack.Record) func(string) bool { return Restarting(records, opts.Cluster) },
+			Restarting: func(records []record.Record) func(string) bool { return Restarting(records, opts.Cluster) },
 			Log:        opts.Log,
 		})
 	}
@@ -322,7 +324,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 			continue
 		}
 		h.record = r
-		h.record.handOver("")
+		h.record.HandOver("")
 		if held, err := e.renewRecord(ctx, h); err != nil || !held {
 			e.opts.Log.Warn("could not hand a restart over", "node_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
@@ -438,14 +440,14 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 
 // advanceInTime advances a restart within half of the time that the tick has left. So calls that hang for one restart
 // leave time for the others and for planning.
-func (e *Engine) advanceInTime(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) advanceInTime(ctx context.Context, r record.Restart, records recordSet) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return e.advance(ctx, r, records)
 }
 
 // advance takes one restart further if this process holds it, or takes it over if that is due.
-func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) advance(ctx context.Context, r record.Restart, records recordSet) error {
 	if h := e.held[r.ID]; h != nil && r.Holder == e.holder {
 		h.record = r
 		return e.step(ctx, h, records)
@@ -461,30 +463,30 @@ func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet
 }
 
 // adopt handles a record with this process as holder that it does not know: the answer to its creation was lost.
-func (e *Engine) adopt(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) adopt(ctx context.Context, r record.Restart, records recordSet) error {
 	for _, from := range records.superseded {
 		if from.ID == r.ID {
 			e.addHeld(r, from)
 			return nil
 		}
 	}
-	return e.deleteRecord(ctx, r.recordID) // nothing was requested yet, or the restart is over
+	return e.rack.DeleteRecord(ctx, r.Stored.ID) // nothing was requested yet, or the restart is over
 }
 
 // leaseExpired reports whether a record did not change for the length of the lease.
-func (e *Engine) leaseExpired(r restartRecord) bool {
-	s := e.lastSeen[r.recordID]
-	if s.text != r.recordedText {
-		e.lastSeen[r.recordID] = seenRecord{text: r.recordedText, since: e.clock.Now()}
+func (e *Engine) leaseExpired(r record.Restart) bool {
+	s := e.lastSeen[r.Stored.ID]
+	if s.text != r.Stored.Text {
+		e.lastSeen[r.Stored.ID] = seenRecord{text: r.Stored.Text, since: e.clock.Now()}
 		return false
 	}
-	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
+	return e.clock.Passed(timerLease, r.Stored.ID, s.since, e.opts.Lease)
 }
 
 // takeOver creates the next epoch of a restart whose lease expired or that was handed over.
-func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
+func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
 	mine := from
-	mine.epoch++
+	mine.Epoch++
 	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
 	mine, ok, err := e.createRestart(ctx, mine)
 	if err != nil || !ok {
@@ -495,7 +497,7 @@ func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
 }
 
 // addHeld starts to work on a restart that another process held.
-func (e *Engine) addHeld(mine, from restartRecord) {
+func (e *Engine) addHeld(mine, from record.Restart) {
 	e.opts.Log.Warn(
 		"took over a restart",
 		"node_id",
@@ -508,10 +510,10 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 		from.MayStop,
 	)
 	now := e.clock.Now()
-	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.recordID}
+	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.Stored.ID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, volume := range decodeVolumes(mine.Volumes) {
+	for _, volume := range record.LongIDs(mine.Volumes) {
 		if e.requests[volume] == nil {
 			e.requests[volume] = &attachRequest{
 				volume:      volume,
@@ -529,7 +531,7 @@ func (e *Engine) dropLost(records recordSet) {
 	for id, h := range e.held {
 		ours := slices.ContainsFunc(
 			records.restarts,
-			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
+			func(r record.Restart) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
 			e.opts.Log.Warn("lost a restart to another process", "node_id", h.record.Instance, "restart_id", id)
@@ -541,7 +543,7 @@ func (e *Engine) dropLost(records recordSet) {
 // forgetUnseen forgets records that were deleted and refusals that are over.
 func (e *Engine) forgetUnseen(records recordSet) {
 	for id := range e.lastSeen {
-		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
+		if !slices.ContainsFunc(records.restarts, func(r record.Restart) bool { return r.Stored.ID == id }) {
 			delete(e.lastSeen, id)
 		}
 	}
@@ -631,7 +633,7 @@ func (e *Engine) notifyEnded(records recordSet) {
 }
 
 // watchEnd notes that a caller may wait for the end of a restart.
-func (e *Engine) watchEnd(r restartRecord) {
+func (e *Engine) watchEnd(r record.Restart) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.watched[r.ID] = true

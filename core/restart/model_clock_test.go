@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // modelClock ends waits where the rules on time allow it, see [modelClock.Passed].
@@ -120,10 +122,10 @@ func (m *model) mayHalt(restartID string) bool {
 // leaseMayExpire reports whether the lease of a record may be over. It may if the holder has died and its late calls
 // have arrived. The lease of a live holder that is not carrying out a decision may end too, if slow allows that fault.
 func (m *model) leaseMayExpire(recordID string, slow func() bool) bool {
-	var r restartRecord
-	for _, record := range m.records {
-		if record.ID == recordID {
-			_ = json.Unmarshal([]byte(record.Text), &r) // another record's text leaves r empty
+	var r record.Restart
+	for _, kept := range m.records {
+		if kept.ID == recordID {
+			_ = json.Unmarshal([]byte(kept.Text), &r) // another record's text leaves r empty
 		}
 	}
 	if slices.ContainsFunc(m.lateCalls, func(l lateCall) bool { return l.holder == r.Holder }) {

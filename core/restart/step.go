@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -45,7 +46,7 @@ const (
 
 // heldRestart is a restart that this process holds.
 type heldRestart struct {
-	record restartRecord
+	record record.Restart
 	stage  stage
 	// since is when the stage started, renewed when the record was last written.
 	since, renewed time.Time
@@ -151,7 +152,7 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 // tick is over, and only then trusts its record.
 func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records recordSet) (ready bool, err error) {
 	if h.takenFrom != "" {
-		i := slices.IndexFunc(records.superseded, func(r restartRecord) bool { return r.recordID == h.takenFrom })
+		i := slices.IndexFunc(records.superseded, func(r record.Restart) bool { return r.Stored.ID == h.takenFrom })
 		switch {
 		case i < 0:
 			return false, e.endRestart(ctx, h) // the restart had ended already
@@ -169,8 +170,8 @@ func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records rec
 		}
 	}
 	for _, r := range records.superseded {
-		if r.slot == h.record.slot {
-			if err := e.deleteRecord(ctx, r.recordID); err != nil {
+		if r.Slot == h.record.Slot {
+			if err := e.rack.DeleteRecord(ctx, r.Stored.ID); err != nil {
 				return false, err
 			}
 		}
@@ -182,10 +183,11 @@ func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records rec
 func (e *Engine) renewRecord(ctx context.Context, h *heldRestart) (bool, error) {
 	now := e.clock.Now()
 	h.record.Heartbeat++
-	held, err := e.updateRestart(ctx, h.record)
+	written, held, err := record.Restarts.Replace(ctx, e.rack, h.record)
 	if err != nil {
 		return false, err
 	}
+	h.record = written
 	if !held {
 		delete(e.held, h.record.ID)
 		return false, nil
@@ -196,7 +198,7 @@ func (e *Engine) renewRecord(ctx context.Context, h *heldRestart) (bool, error) 
 
 // endRestart deletes the record of a restart, whatever its outcome.
 func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
-	if err := e.deleteRecord(ctx, h.record.recordID); err != nil {
+	if err := e.rack.DeleteRecord(ctx, h.record.Stored.ID); err != nil {
 		return err
 	}
 	delete(e.held, h.record.ID)
@@ -208,6 +210,7 @@ func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
 func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records recordSet) error {
 	id := h.record.Instance
 	_, taken := records.restartOf(id, h.record.ID)
+	taken = taken || records.check(id) != nil
 	// Stuck restarts do not count, so two processes may have taken different slots for the last free one. Each has
 	// created its record before it counts the others', so at least one of them sees too many.
 	if taken || records.count(h.record.ID, e.opts.MaxDown) >= e.opts.MaxDown {
@@ -241,7 +244,7 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	}
 	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			h.record.handOver(found[i].frees)
+			h.record.HandOver(found[i].frees)
 		}
 		h.record.Handover, h.since = true, e.clock.Now()
 		_, err := e.renewRecord(ctx, h)
@@ -279,7 +282,7 @@ func (e *Engine) inVain(
 	id := h.record.Instance
 	for _, volume := range sortedKeys(staying) {
 		frees := slices.ContainsFunc(found, func(c candidate) bool { return c.instance == id && c.frees == volume })
-		if frees || h.record.frees(volume) {
+		if frees || h.record.FreedVolume() == volume {
 			return staysText(volume, staying[volume]), nil
 		}
 	}
@@ -571,7 +574,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	var failed error
 	full := e.slotsNeeded(disks, id) > e.opts.MaxDisks
 	wanted := func(disk rack.Disk) bool {
-		return e.requestedElsewhere(disk.VolumeID, id) || h.record.frees(disk.VolumeID)
+		return e.requestedElsewhere(disk.VolumeID, id) || h.record.FreedVolume() == disk.VolumeID
 	}
 	leaving := slices.DeleteFunc(slices.Clone(disks), func(disk rack.Disk) bool {
 		return !full && !h.deferredAtStart[disk.VolumeID] && !wanted(disk)
@@ -611,7 +614,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 			e.opts.Log.Warn("no room for a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.CancelAttachRequest(request.volume, "")
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced),
-			errors.Is(err, rack.ErrUnknown):
+			errors.Is(err, rack.ErrUnknown), errors.Is(err, record.ErrFormat):
 			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.recordAttachFailure(request.volume, tried, "not attached while it was stopped: "+err.Error())
 		default:
@@ -638,22 +641,22 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 // reports whether a deferred detach may be carried out. If its record has changed since, the answer is no.
 func (e *Engine) unclaimed(
 	ctx context.Context, disks []rack.Disk, instance string,
-) (func(detach.Deferred) bool, error) {
+) (func(record.Deferral) bool, error) {
 	if !e.opts.Detacher.Asks() || len(disks) == 0 {
-		return func(detach.Deferred) bool { return true }, nil
+		return func(record.Deferral) bool { return true }, nil
 	}
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var asked []detach.Deferred
+	var asked []record.Deferral
 	for _, disk := range disks {
 		if deferred, ok := records.deferred.Of(disk.VolumeID, instance); ok {
 			asked = append(asked, deferred)
 		}
 	}
 	staying := e.opts.Detacher.Staying(ctx, asked)
-	return func(now detach.Deferred) bool {
+	return func(now record.Deferral) bool {
 		return staying[now.VolumeID] == nil && slices.ContainsFunc(asked, now.Unchanged)
 	}, nil
 }
@@ -661,7 +664,7 @@ func (e *Engine) unclaimed(
 // finishDetach carries out a deferred detach, unless the disk was requested again, or a workload may use it. An untimed
 // one is carried out only if another instance wants the disk.
 func (e *Engine) finishDetach(
-	ctx context.Context, disk rack.Disk, instance string, wanted bool, unclaimed func(detach.Deferred) bool,
+	ctx context.Context, disk rack.Disk, instance string, wanted bool, unclaimed func(record.Deferral) bool,
 ) error {
 	release, err := e.lockVolume(ctx, disk.VolumeID)
 	if err != nil {
@@ -763,7 +766,7 @@ func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordS
 	attached := h.attached
 	h.attached = nil
 	if err := e.yield(ctx, id, attached, records.all); err != nil {
-		if !h.ownersStop && (errors.Is(err, rack.ErrConflict) || e.stageLasted(timerApply, h, applyTimeout)) {
+		if !h.ownersStop && (errors.Is(err, record.ErrNoRecord) || e.stageLasted(timerApply, h, applyTimeout)) {
 			e.reportProblem(ctx, h, orchestrator.EventRestartWaitsForDisk, "not started: "+err.Error())
 		}
 		return err
@@ -776,12 +779,21 @@ func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordS
 }
 
 // yield calls [Options.Yield] for the disks of a stopped instance.
-func (e *Engine) yield(ctx context.Context, instance string, disks []rack.Disk, records []rack.Record) (failed error) {
+func (e *Engine) yield(
+	ctx context.Context,
+	instance string,
+	disks []rack.Disk,
+	records []record.Record,
+) (failed error) {
 	for _, disk := range disks {
 		switch err := e.opts.Yield(ctx, disk, records); {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
 			return nil // it was started in the meantime: a deferred detach waits for the next restart
+		case errors.Is(err, record.ErrFormat): // the publish of this volume is refused, too
+			e.opts.Log.Warn(
+				"cannot tell whether a disk is being replaced",
+				"volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
 		case errors.Is(err, rack.ErrRefused):
 			e.opts.Log.Warn(
 				"detached a disk that is being replaced", "volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
