@@ -140,8 +140,11 @@ func (k Kind[F, P]) Get(
 	if err != nil || !found {
 		return f, false, err
 	}
-	f, err = k.parse(r, cluster)
-	return f, err == nil, err
+	read, err := k.parse(r, cluster)
+	if err != nil {
+		return f, false, err // without the fields of what is no record
+	}
+	return read, true, nil
 }
 
 // Newer is a record of a newer format, with an [ErrFormat]. Of its fields only those count that every version keeps.
