@@ -130,6 +130,12 @@ const (
 	requestOutdated = 3 * time.Hour
 	// applyTimeout limits the retries of disk changes that the rack does not answer.
 	applyTimeout = time.Minute
+	// downTimeout is how long an instance that was stopped for a restart stays down at most. Then it is started whatever
+	// else has failed.
+	downTimeout = 80 * time.Second
+	// unseenTimeout is how long an instance that may be down is not seen before it is started unseen, and then the time
+	// between two such starts.
+	unseenTimeout = 40 * time.Second
 	// handoverTimeout limits the wait for another process to take over the restart of this process's own instance.
 	handoverTimeout = 2 * time.Minute
 	// sweepInterval is the time between searches for records about deleted disks. The first search is at the start.
@@ -387,15 +393,19 @@ func (e *Engine) wakeUp() {
 // tick looks at all restarts once, and takes each held one step further.
 func (e *Engine) tick(ctx context.Context) error {
 	e.expireRequests()
-	records, err := e.readRecords(ctx)
+	reading, cancel := halfOf(ctx)
+	defer cancel()
+	records, err := e.readRecords(reading)
 	if err != nil {
-		for _, h := range e.held {
-			h.changing = time.Time{}
+		for _, id := range sortedKeys(e.held) {
+			e.held[id].changing = time.Time{}
+			err = errors.Join(err, e.bringBack(ctx, e.held[id]))
 		}
 		return err
 	}
 	e.notifyEnded(records)
-	e.dropLost(records)
+	restored := e.restoreVanished(ctx, records)
+	e.dropLost(records, restored)
 	// An error belongs to its restart. It neither stops the other restarts nor the planning of new ones.
 	failed := e.opts.Detacher.Tidy(ctx, records.deferred)
 	for _, r := range records.restarts {
@@ -485,7 +495,7 @@ func (e *Engine) leaseExpired(r record.Restart) bool {
 
 // takeOver creates the next epoch of a restart whose lease expired or that was handed over.
 func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
-	mine := from
+	now, mine := e.clock.Now(), from
 	mine.Epoch++
 	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
 	mine, ok, err := e.createRestart(ctx, mine)
@@ -493,6 +503,7 @@ func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
 		return err
 	}
 	e.addHeld(mine, from)
+	e.held[mine.ID].renewed = now
 	return nil
 }
 
@@ -527,9 +538,9 @@ func (e *Engine) addHeld(mine, from record.Restart) {
 }
 
 // dropLost forgets the restarts that another process has taken over.
-func (e *Engine) dropLost(records recordSet) {
+func (e *Engine) dropLost(records recordSet, restored map[string]bool) {
 	for id, h := range e.held {
-		ours := slices.ContainsFunc(
+		ours := restored[id] || slices.ContainsFunc(
 			records.restarts,
 			func(r record.Restart) bool { return r.ID == id && r.Holder == e.holder },
 		)
@@ -538,6 +549,32 @@ func (e *Engine) dropLost(records recordSet) {
 			delete(e.held, id)
 		}
 	}
+}
+
+// restoreVanished creates the record of a restart again that somebody deleted or overwrote by hand while the instance
+// may be down. It returns these restarts. No process has taken them over: it would have waited for the whole lease
+// since the record was last written. After half of it, nothing is restored.
+func (e *Engine) restoreVanished(ctx context.Context, records recordSet) map[string]bool {
+	restored := map[string]bool{}
+	for _, id := range sortedKeys(e.held) {
+		h := e.held[id]
+		known := func(r record.Restart) bool { return r.ID == id }
+		if !h.mayBeDown() || h.record.Handover || slices.ContainsFunc(records.restarts, known) ||
+			slices.ContainsFunc(records.newer, func(n record.Newer[record.Restart]) bool { return n.Fields.ID == id }) ||
+			e.clock.Passed(timerVanished, id, h.renewed, e.opts.Lease/2) {
+			continue
+		}
+		restored[id] = true
+		again, now := h.record, e.clock.Now()
+		again.Epoch++
+		made, created, err := e.createRestart(ctx, again)
+		e.opts.Log.Error("the record of a restart has vanished while its instance may be down",
+			"node_id", h.record.Instance, "restart_id", id, "record", h.record.Stored.Name, "created_again", created)
+		if err == nil && created {
+			h.record, h.renewed = made, now
+		}
+	}
+	return restored
 }
 
 // forgetUnseen forgets records that were deleted and refusals that are over.

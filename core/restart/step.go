@@ -52,8 +52,10 @@ type heldRestart struct {
 	since, renewed time.Time
 	// changing is since when the rack is changing the run state of the instance, as far as it has answered since.
 	changing time.Time
-	// stopped is when the instance was first seen stopped.
-	stopped time.Time
+	// stopped is when the instance was first seen stopped, and stoppedAt the same by the rack's clock.
+	stopped, stoppedAt time.Time
+	// unseen is since when the rack does not say what the instance does. started is when it was last started unseen.
+	unseen, started time.Time
 	// takenFrom is the ID of the superseded record, until finishTakeover has seen that record after the takeover.
 	takenFrom string
 	// recovering says that the previous holder may have requested the stop. This process does not stop the instance.
@@ -98,6 +100,11 @@ func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) er
 		h.changing = time.Time{}
 	}
 	if errors.Is(err, errDeleted) {
+		if h.mayBeDown() { // it would stay down, so the deletion needs a second witness
+			if started := e.startUnseen(ctx, h); !errors.Is(started, rack.ErrNotFound) {
+				return errors.Join(err, started)
+			}
+		}
 		e.opts.Log.Info("the instance of a restart was deleted", "node_id", h.record.Instance, "restart_id", h.record.ID)
 		return e.endRestart(ctx, h)
 	}
@@ -107,7 +114,12 @@ func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) er
 // runStage renews the record if that is due, and does the work of the current stage.
 func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet) error {
 	if e.clock.Passed(timerRenewal, h.record.ID, h.renewed, e.opts.Lease/renewalsPerLease) {
-		if held, err := e.renewRecord(ctx, h); err != nil || !held {
+		renewing, cancel := halfOf(ctx)
+		held, err := e.renewRecord(renewing, h)
+		cancel()
+		if err != nil && h.mayBeDown() {
+			e.warn(h, "could not renew the record of a restart", err) // it may be taken over, but goes on until then
+		} else if err != nil || !held {
 			return err
 		}
 	}
@@ -118,6 +130,13 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 		return nil
 	}
 	h.tried = e.clock.Now()
+	if (h.stage == stageApplying || h.stage == stageChecking) && e.overdue(h) {
+		e.reportProblem(ctx, h, orchestrator.EventRestartWaitsForDisk, fmt.Sprintf(
+			"started after %s although not all of its disks could be changed or checked: their publishes are refused",
+			downTimeout,
+		))
+		e.enterStage(h, stageStarting)
+	}
 	switch h.stage {
 	case stagePlanned:
 		return e.startShutdown(ctx, h, records)
@@ -160,23 +179,43 @@ func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records rec
 			return false, nil
 		case records.superseded[i].MayStop && !h.record.MayStop:
 			h.record.MayStop = true
-			if held, err := e.renewRecord(ctx, h); err != nil || !held {
-				return false, err
+			renewing, cancel := halfOf(ctx)
+			defer cancel()
+			switch held, err := e.renewRecord(renewing, h); {
+			case err != nil: // the superseded record stays, because it alone says that the instance may be down
+				e.warn(h, "could not record that an instance may be down", err)
+				e.recoverOnce(h)
+				return true, nil
+			case !held:
+				return false, nil
 			}
 		}
-		h.takenFrom, h.recovering = "", h.record.MayStop
-		if h.recovering {
-			e.enterStage(h, stageRecovering)
+		if h.takenFrom = ""; h.record.MayStop {
+			e.recoverOnce(h)
 		}
 	}
 	for _, r := range records.superseded {
 		if r.Slot == h.record.Slot {
-			if err := e.rack.DeleteRecord(ctx, r.Stored.ID); err != nil {
-				return false, err
+			deleting, cancel := halfOf(ctx)
+			err := e.rack.DeleteRecord(deleting, r.Stored.ID)
+			cancel()
+			if err != nil {
+				if !h.mayBeDown() {
+					return false, err
+				}
+				e.warn(h, "could not delete the record of the process before", err)
 			}
 		}
 	}
 	return true, nil
+}
+
+// recoverOnce begins to bring back an instance that another process may have stopped.
+func (e *Engine) recoverOnce(h *heldRestart) {
+	if !h.recovering {
+		h.recovering = true
+		e.enterStage(h, stageRecovering)
+	}
 }
 
 // renewRecord writes the record. It returns false if this process has lost the record.
@@ -188,12 +227,74 @@ func (e *Engine) renewRecord(ctx context.Context, h *heldRestart) (bool, error) 
 		return false, err
 	}
 	h.record = written
-	if !held {
-		delete(e.held, h.record.ID)
-		return false, nil
+	if held {
+		h.renewed = now
 	}
-	h.renewed = now
-	return true, nil
+	return held, nil // the next list shows whether another process has taken it over
+}
+
+// mayBeDown reports whether the instance may be down for this restart.
+func (h *heldRestart) mayBeDown() bool {
+	return (h.requestSent || h.recovering) && !h.ownersStop && h.stage != stageBack
+}
+
+// overdue reports whether the instance has been down for so long that it is started whatever else fails.
+func (e *Engine) overdue(h *heldRestart) bool {
+	return !h.stopped.IsZero() && e.clock.Passed(timerDown, h.record.ID, h.stopped, downTimeout)
+}
+
+// look reads the instance of a restart. An instance that may be down and has not been seen for unseenTimeout is
+// started: for one that runs, that changes nothing.
+func (e *Engine) look(ctx context.Context, h *heldRestart) (rack.Instance, error) {
+	looking, cancel := halfOf(ctx)
+	defer cancel()
+	instance, err := e.instance(looking, h.record.Instance)
+	switch {
+	case err == nil:
+		h.unseen = time.Time{}
+		return instance, nil
+	case h.unseen.IsZero():
+		h.unseen = e.clock.Now()
+	}
+	if h.mayBeDown() && !errors.Is(err, errDeleted) &&
+		e.clock.Passed(timerUnseen, h.record.ID, h.unseen, unseenTimeout) &&
+		e.clock.Passed(timerUnseen, h.record.ID, h.started, unseenTimeout) {
+		err = errors.Join(err, e.startUnseen(ctx, h))
+	}
+	return instance, err
+}
+
+func (e *Engine) startUnseen(ctx context.Context, h *heldRestart) error {
+	err := e.rack.StartInstance(ctx, h.record.Instance)
+	if err == nil {
+		e.opts.Log.Warn("started an instance that could not be looked at, or whose record could not be read",
+			"node_id", h.record.Instance, "restart_id", h.record.ID)
+		h.started = e.clock.Now()
+		if h.stage != stageStarting {
+			e.enterStage(h, stageStarting)
+		}
+	}
+	return err
+}
+
+// bringBack starts the instance of a restart whose record cannot be read now, when it is overdue. Meanwhile another
+// process may have taken the restart over, and ended it, and the owner may have stopped the instance since: it counts
+// only as long as it has been stopped since this process first saw that.
+func (e *Engine) bringBack(ctx context.Context, h *heldRestart) error {
+	if !h.mayBeDown() {
+		return nil
+	}
+	instance, err := e.look(ctx, h)
+	if err != nil || instance.RunState != rack.Stopped && instance.RunState != rack.Failed {
+		return err
+	}
+	if h.stopped.IsZero() {
+		h.stopped, h.stoppedAt = e.clock.Now(), instance.RunStateSince
+	}
+	if !e.overdue(h) || !instance.RunStateSince.Equal(h.stoppedAt) {
+		return nil
+	}
+	return e.startUnseen(ctx, h)
 }
 
 // endRestart deletes the record of a restart, whatever its outcome.
@@ -417,7 +518,7 @@ func (e *Engine) cancelRestart(ctx context.Context, h *heldRestart, why string) 
 
 // withdraw withdraws the request of a cancelled restart.
 func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
-	instance, err := e.instance(ctx, h.record.Instance)
+	instance, err := e.look(ctx, h)
 	switch {
 	case err != nil:
 		return err
@@ -487,7 +588,7 @@ func (e *Engine) recordRefusal(ctx context.Context, h *heldRestart, why string) 
 // awaitStop waits until the instance is stopped.
 func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	id := h.record.Instance
-	instance, err := e.instance(ctx, id)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -495,7 +596,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	case rack.Stopped:
 		// Its owner may have stopped it before the guest replied.
 		e.withdrawRequest(ctx, h)
-		h.stopped = e.clock.Now()
+		h.stopped, h.stoppedAt = e.clock.Now(), instance.RunStateSince
 		e.recordFailure(id, "")
 		e.enterStage(h, stageApplying)
 		return nil
@@ -566,7 +667,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	id := h.record.Instance
 	disks, err := e.instanceDisks(ctx, id)
 	switch {
-	case errors.Is(err, rack.ErrNotFound):
+	case errors.Is(err, errDeleted):
 		return false, err
 	case err != nil:
 		return e.stageLasted(timerApply, h, applyTimeout), err
@@ -865,7 +966,7 @@ func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance s
 // start starts the instance. It is repeated until the instance runs.
 func (e *Engine) start(ctx context.Context, h *heldRestart) error {
 	id := h.record.Instance
-	instance, err := e.instance(ctx, id)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -929,7 +1030,7 @@ func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
 
 // recoverRestart brings back an instance whose restart another process had started.
 func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
-	instance, err := e.instance(ctx, h.record.Instance)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}
