@@ -254,6 +254,28 @@ func TestRecordsThatNobodyKeeps(t *testing.T) {
 	}
 }
 
+// doctor names the groups that look like records and are none, and the records of a newer format, of this cluster.
+func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t, func(o *coretest.Options) { o.Unplanned = true })
+	client := newRack(t, r)
+	for name, text := range map[string]string{
+		"csi-nodes-spread": `{"v":2,"cluster":"staging"}`,
+		record.Deferrals.Named("staging", coretest.NoVolumeID):        "theirs",
+		record.Adoptions.Named("", coretest.NoVolumeID):               "text",
+		record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID): "text",
+		record.Intents.Named("", coretest.NoVolumeID):                 `{"v":2,"cluster":"new","vol":"` + coretest.NoVolumeID + `"}`,
+	} {
+		_, err := client.CreateRecord(t.Context(), name, text)
+		coretest.Must(t, err)
+	}
+	text := found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now()), "records")
+	if strings.Count(text, "\n") != 3 || strings.Count(text, "is no record of this plugin") != 2 ||
+		strings.Count(text, "format 2, not 1") != 1 || strings.Contains(text, "spread") {
+		t.Errorf("findings:\n%s", text)
+	}
+}
+
 // page is what a rack returns of a list at once.
 const page = 500
 

@@ -419,6 +419,17 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 			c.rack.Name(),
 		))
 	}
+	if stable.Grown() { // only the volume itself shows that, because any user of the project may write a description
+		_, now, err := c.locate(ctx, stable.VolumeID)
+		if err != nil {
+			return rack.Disk{}, retryable(ctx, err)
+		}
+		if now.ID != stable.ID {
+			return rack.Disk{}, rpc.AlreadyExists(
+				"volume %q: disk %q (%s) says that it is of volume %s, which has another disk: delete it or use another name",
+				want.name, stable.Name, stable.ID, stable.VolumeID)
+		}
+	}
 	return stable, c.checkNotRegistered(ctx, want, stable)
 }
 

@@ -174,23 +174,38 @@ func TestNameOfARecordIsTaken(t *testing.T) {
 // A user of the project writes the description of a grown volume on a disk of his own. No volume has that disk.
 func TestDescriptionThatClaimsAnotherVolume(t *testing.T) {
 	r := newRig(t)
-	node, victim := r.Node(t, "node-a"), r.Create(t, "victim")
-	name := diskname.ForVolume("theirs", "x")
-	claim := rack.NewDescription("theirs", "x", "")
-	claim.Volume, claim.CreatedBytes = victim, coretest.GiB
-	claiming := r.UserDisk(t, coretest.Project, name, claim.Encode()).Id
-	for _, c := range []*rig{r, r.again(t)} {
-		_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-		c.Must(t, err)
-		c.Must(t, c.Publish(t, victim, node))
-		if got := c.Holder(t, claiming); got != "" {
-			t.Fatal("the disk that claims the volume was attached")
+	node := r.Node(t, "node-a")
+	for i := range 4 { // the claiming disk comes before or after the other one in a list
+		victim := r.Create(t, fmt.Sprint("victim ", i))
+		taken := fmt.Sprint("x", i)
+		claim := rack.NewDescription(coretest.Cluster, taken, "")
+		claim.Volume, claim.CreatedBytes = victim, coretest.GiB
+		claiming := r.UserDisk(t, coretest.Project, diskname.ForVolume(coretest.Cluster, taken), claim.Encode()).Id
+		for _, c := range []*rig{r, r.again(t)} {
+			_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+			c.Must(t, err)
+			c.Must(t, c.Publish(t, victim, node))
+			if got := c.Holder(t, claiming); got != "" {
+				t.Fatal("the disk that claims the volume was attached")
+			}
+			list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+			c.Must(t, err)
+			listed := map[string][]string{}
+			for _, entry := range list.GetEntries() {
+				listed[entry.GetVolume().GetVolumeId()] = entry.GetStatus().GetPublishedNodeIds()
+			}
+			if !slices.Equal(listed[victim], []string{node}) || len(listed[claiming]) > 0 {
+				t.Errorf("listed %v", listed)
+			}
+			c.Must(t, c.Unpublish(t, victim, node))
+			_, err = c.CreateVolume(t.Context(), coretest.CreateRequest(taken))
+			coretest.WantCode(t, err, codes.AlreadyExists, claiming, victim)
 		}
-		c.Must(t, c.Unpublish(t, victim, node))
-	}
-	r.Must(t, r.Delete(t, victim))
-	if left := r.Volumes(t); !slices.Equal(left, []string{claiming}) {
-		t.Errorf("disks left: %v", left)
+		r.Must(t, r.Delete(t, victim))
+		if left := r.Volumes(t); !slices.Equal(left, []string{claiming}) {
+			t.Errorf("disks left: %v", left)
+		}
+		r.Must(t, r.SDK.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(claiming)}))
 	}
 }
 

@@ -49,6 +49,10 @@ func (e *Expander) Disks(
 			if begun = true; !l.listReplaced(ctx, item.ID, token, yield) {
 				return
 			}
+			if item.Value, err = l.believed(ctx, item.Value); err != nil {
+				fail(err)
+				return
+			}
 			token = item.PageToken
 			if !l.isRepeated(item.Value) && !yield(item, nil) {
 				return
@@ -72,6 +76,8 @@ type lister struct {
 	// created are new disks that were found by their names and not reached yet, by their places.
 	replaced map[string]record.Replacement
 	created  map[string]rack.Disk
+	// records are the records as they were read last.
+	records recordSet
 	// listed are the volumes that were listed. Any of them may begin to grow while the list is read.
 	listed map[string]bool
 }
@@ -84,6 +90,7 @@ func (l *lister) readRecords(ctx context.Context) error {
 		return err
 	}
 	set := parseRecords(records)
+	l.records = set
 	for disk, d := range set.decisions {
 		place := string(disk)
 		if d.Cluster == l.cluster && set.underWay(d) && place > l.from.LastID && !l.isDeleted(d.Volume) {
@@ -91,6 +98,25 @@ func (l *lister) readRecords(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// believed returns a disk as that of the volume that its description names, if a record says so, or if the volume's
+// first disk is gone: the record may have been deleted by hand. Otherwise any user may have written the description.
+func (l *lister) believed(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	first := rack.DiskID(disk.VolumeID)
+	if !disk.Grown() || disk.HalfDeleted() || l.records.decisions[first].DiskName == disk.Name ||
+		l.records.newer[disk.VolumeID] != nil {
+		return disk, nil
+	}
+	old, err := l.rack.DiskByID(ctx, first)
+	switch {
+	case errors.Is(err, rack.ErrNotFound), err == nil && old.HalfDeleted():
+		return disk, nil
+	case err != nil && !errors.Is(err, rack.ErrUnknown) && !errors.Is(err, record.ErrFormat):
+		return disk, err
+	}
+	disk.VolumeID, disk.CreatedBytes = string(disk.ID), disk.SizeBytes
+	return disk, nil
 }
 
 // isRepeated reports whether the volume of a disk was listed already, and notes that it is listed now. A half-deleted

@@ -9,7 +9,9 @@ import (
 	"iter"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
@@ -120,5 +122,38 @@ func TestDisksAreListedOnce(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// groups is a rack that only lists groups.
+type groups struct {
+	Rack
+	names []string
+}
+
+func (g groups) Records(context.Context) ([]record.Record, error) {
+	var records []record.Record
+	for _, name := range g.names {
+		records = append(records, record.Record{Name: name, Text: "text"})
+	}
+	return records, nil
+}
+
+// What is ignored on the rack is said in the log, once.
+func TestIgnoredGroupIsSaidOnce(t *testing.T) {
+	var log strings.Builder
+	r := groups{
+		names: []string{"csi-nodes-spread", "csi-expand-x", record.Deferrals.Named("c", "x"), record.Holds.Named("d", "x")},
+	}
+	e := New(r, "c", slog.New(slog.NewTextHandler(&log, nil)))
+	for range 2 {
+		_, err := e.Settle(t.Context(), nil, time.Minute, func([]record.Record) map[string]string { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if said := log.String(); strings.Count(said, "\n") != 2 || !strings.Contains(said, "csi-expand-x") ||
+		!strings.Contains(said, "csi-defer-") {
+		t.Errorf("logged:\n%s", said)
 	}
 }

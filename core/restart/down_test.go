@@ -362,6 +362,41 @@ func TestStoppedInstanceIsStarted(t *testing.T) {
 	}
 }
 
+// The process that has stopped the instance has died. Another one, which finds its record, starts the instance within two
+// minutes of the time at which it may take the restart over.
+func TestStoppedInstanceIsStartedByAnother(t *testing.T) {
+	for _, shutdown := range []Shutdown{Hard, Guest} {
+		for _, failing := range downCalls {
+			if failing == "records" {
+				continue // without the record nobody knows of the restart
+			}
+			for how, fail := range downErrors {
+				t.Run(fmt.Sprintf("%s/%s/%s", shutdown, failing, how), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						r := newDownRack()
+						left := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Holder: "dead", MayStop: true, Epoch: 1}
+						if _, err := record.Restarts.Create(t.Context(), r, left); err != nil {
+							t.Fatal(err)
+						}
+						r.failing, r.fail = failing, fail
+						r.halt()
+						e := newDownEngine(r, shutdown)
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+						defer cancel()
+						go e.Run(ctx)
+						<-ctx.Done()
+						<-e.Retired()
+						if limit := e.opts.Lease + e.takeoverWait() + 2*time.Minute; r.state != rack.Running || r.starts != 1 ||
+							r.down > limit {
+							t.Errorf("the instance is %s after %d starts, and was down for %s", r.state, r.starts, r.down)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 // The rack accepts no start for ten minutes, and another call fails, too. The instance runs within two minutes of the
 // time at which the rack accepts a start.
 func TestStoppedInstanceIsStartedLate(t *testing.T) {

@@ -498,13 +498,35 @@ func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
 	now, mine := e.clock.Now(), from
 	mine.Epoch++
 	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
-	mine, ok, err := e.createRestart(ctx, mine)
-	if err != nil || !ok {
-		return err
+	creating, cancel := halfOf(ctx)
+	defer cancel()
+	mine, ok, err := e.createRestart(creating, mine)
+	if err != nil {
+		return errors.Join(err, e.startAbandoned(ctx, from))
+	}
+	if !ok {
+		return nil
 	}
 	e.addHeld(mine, from)
 	e.held[mine.ID].renewed = now
 	return nil
+}
+
+// startAbandoned starts an instance that may be down for a restart whose holder has been silent for so long that this
+// process would have trusted the record, if it could take the restart over.
+func (e *Engine) startAbandoned(ctx context.Context, from record.Restart) error {
+	seen := e.lastSeen[from.Stored.ID].since
+	if !from.MayStop || seen.IsZero() ||
+		!e.clock.Passed(timerUnseen, from.ID, seen, e.opts.Lease+e.takeoverWait()+unseenTimeout) {
+		return nil
+	}
+	instance, err := e.instance(ctx, from.Instance)
+	if err != nil || instance.RunState != rack.Stopped && instance.RunState != rack.Failed {
+		return err
+	}
+	e.opts.Log.Warn("started the instance of a restart that cannot be taken over",
+		"node_id", from.Instance, "restart_id", from.ID)
+	return e.rack.StartInstance(ctx, from.Instance)
 }
 
 // addHeld starts to work on a restart that another process held.

@@ -117,7 +117,7 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 		renewing, cancel := halfOf(ctx)
 		held, err := e.renewRecord(renewing, h)
 		cancel()
-		if err != nil && h.mayBeDown() {
+		if err != nil && (h.mayBeDown() || h.takenFrom != "") {
 			e.warn(h, "could not renew the record of a restart", err) // it may be taken over, but goes on until then
 		} else if err != nil || !held {
 			return err
