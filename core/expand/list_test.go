@@ -72,7 +72,10 @@ func (r *replacingRack) Records(context.Context) ([]record.Record, error) {
 	d := record.Replacement{
 		Cluster: "c", Volume: grownVolume, Disk: replacedDisk, DiskName: "name", Attempt: tryID, Committed: true,
 	}
+	first := d // its first expansion is over
+	first.Disk, first.Attempt = grownVolume, "before"
 	return []record.Record{
+		{Name: record.Replacements.Name(first), Text: record.Replacements.Text(first)},
 		{Name: record.Intents.Name(i), Text: record.Intents.Text(i)},
 		{Name: record.Replacements.Name(d), Text: record.Replacements.Text(d)},
 	}, nil

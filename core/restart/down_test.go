@@ -362,8 +362,8 @@ func TestStoppedInstanceIsStarted(t *testing.T) {
 	}
 }
 
-// The process that has stopped the instance has died. Another one, which finds its record, starts the instance within two
-// minutes of the time at which it may take the restart over.
+// The process that has stopped the instance has died. Another one, which finds its record, starts the instance within
+// two minutes of the time at which it may take the restart over.
 func TestStoppedInstanceIsStartedByAnother(t *testing.T) {
 	for _, shutdown := range []Shutdown{Hard, Guest} {
 		for _, failing := range downCalls {
