@@ -100,7 +100,7 @@ type Detacher struct {
 	mu    sync.Mutex
 	ended bool
 	// seen is since when the records have their text, by record ID.
-	seen map[string]seenText
+	seen map[string]record.Seen
 	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
 	refused map[string]time.Time
 	// stays is why a disk stays attached although its detach is due, by record ID.
@@ -112,12 +112,6 @@ type Detacher struct {
 	abandoned map[string]time.Time
 }
 
-// seenText is the text of a record, and when this process first saw it.
-type seenText struct {
-	text  string
-	since time.Time
-}
-
 // New returns a detacher. It carries nothing out by itself until [Detacher.Run].
 func New(r Rack, opts Options) *Detacher {
 	if opts.Restarting == nil {
@@ -127,7 +121,7 @@ func New(r Rack, opts Options) *Detacher {
 		rack:      r,
 		opts:      opts,
 		wake:      make(chan struct{}, 1),
-		seen:      map[string]seenText{},
+		seen:      map[string]record.Seen{},
 		refused:   map[string]time.Time{},
 		stays:     map[string]stay{},
 		deleting:  map[string]bool{},
@@ -666,11 +660,11 @@ func (d *Detacher) sinceSeen(recordID, text string) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s, ok := d.seen[recordID]
-	if !ok || s.text != text {
-		s = seenText{text: text, since: time.Now()}
+	if !ok || s.Text != text {
+		s = record.Seen{Text: text, Since: time.Now()}
 		d.seen[recordID] = s
 	}
-	return time.Since(s.since)
+	return time.Since(s.Since)
 }
 
 // wakeUp makes Run look at the records at once.

@@ -235,7 +235,7 @@ func (d *Detacher) forgetUnseen(set Set) {
 	defer d.mu.Unlock()
 	for id, s := range d.seen {
 		// A record that was created after the list was read is not in it.
-		if !there[id] && time.Since(s.since) > maxPause {
+		if !there[id] && time.Since(s.Since) > maxPause {
 			delete(d.seen, id)
 			delete(d.refused, id)
 			delete(d.stays, id)

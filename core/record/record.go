@@ -38,6 +38,12 @@ type Record struct {
 	Created, Modified time.Time
 }
 
+// Seen is the text of a record, and since when a process has known the record with this text.
+type Seen struct {
+	Text  string
+	Since time.Time
+}
+
 // Prefix begins the names of all records.
 const Prefix = "csi-"
 

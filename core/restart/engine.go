@@ -178,7 +178,7 @@ type Engine struct {
 	// held are the restarts that this process holds, by ID.
 	held map[string]*heldRestart
 	// lastSeen has the text of other processes' records and since when it is unchanged, by record ID.
-	lastSeen map[string]seenRecord
+	lastSeen map[string]record.Seen
 	// lastSweep is when records about deleted disks were last searched for.
 	lastSweep time.Time
 	// refusals are the instances that are left alone after a refused restart.
@@ -206,12 +206,6 @@ type attachRequest struct {
 	attachFailed bool
 	// failedDisk is that disk, or "" if the volume had no disk then. Everything else goes by the volume.
 	failedDisk rack.DiskID
-}
-
-// seenRecord is the text of another process's record, and since when it is unchanged.
-type seenRecord struct {
-	text  string
-	since time.Time
 }
 
 // refusal is the last refused restart of an instance.
@@ -254,7 +248,7 @@ func New(r Rack, opts Options) *Engine {
 		watched:      map[string]bool{},
 		statuses:     restartStatuses{},
 		held:         map[string]*heldRestart{},
-		lastSeen:     map[string]seenRecord{},
+		lastSeen:     map[string]record.Seen{},
 		refusals:     map[string]refusal{},
 	}
 }
@@ -486,11 +480,11 @@ func (e *Engine) adopt(ctx context.Context, r record.Restart, records recordSet)
 // leaseExpired reports whether a record did not change for the length of the lease.
 func (e *Engine) leaseExpired(r record.Restart) bool {
 	s := e.lastSeen[r.Stored.ID]
-	if s.text != r.Stored.Text {
-		e.lastSeen[r.Stored.ID] = seenRecord{text: r.Stored.Text, since: e.clock.Now()}
+	if s.Text != r.Stored.Text {
+		e.lastSeen[r.Stored.ID] = record.Seen{Text: r.Stored.Text, Since: e.clock.Now()}
 		return false
 	}
-	return e.clock.Passed(timerLease, r.Stored.ID, s.since, e.opts.Lease)
+	return e.clock.Passed(timerLease, r.Stored.ID, s.Since, e.opts.Lease)
 }
 
 // takeOver creates the next epoch of a restart whose lease expired or that was handed over.
@@ -515,7 +509,7 @@ func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
 // startAbandoned starts an instance that may be down for a restart whose holder has been silent for so long that this
 // process would have trusted the record, if it could take the restart over.
 func (e *Engine) startAbandoned(ctx context.Context, from record.Restart) error {
-	seen := e.lastSeen[from.Stored.ID].since
+	seen := e.lastSeen[from.Stored.ID].Since
 	if !from.MayStop || seen.IsZero() ||
 		!e.clock.Passed(timerUnseen, from.ID, seen, e.opts.Lease+e.takeoverWait()+unseenTimeout) {
 		return nil

@@ -222,7 +222,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 		hashHeld(h, id, e.held[id])
 	}
 	for _, id := range sortedKeys(e.lastSeen) {
-		write(h, "seen", id, e.lastSeen[id].text)
+		write(h, "seen", id, e.lastSeen[id].Text)
 	}
 	for _, id := range sortedKeys(e.refusals) {
 		write(h, "rest", id)

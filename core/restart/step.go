@@ -850,9 +850,10 @@ func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (
 
 // checkDisks calls [Options.Yield] for all disks of a stopped instance. The publish that attached one of them may have
 // ended before it looked at the records, and after the start of the instance the disk could not be detached any more.
-// It is repeated as long as it takes: what a guest writes to a disk that is being replaced is lost. One tick lists the
-// disks, and the next one, which has read the records after that, uses them. So a tick needs one call here, and an
-// instance is started although the rack is so slow that a tick has no time for two.
+// What a guest writes to a disk that is being replaced is lost, so this is repeated until the instance is overdue. Then
+// it starts all the same: the publish of such a volume is refused, and no workload uses it. One tick lists the disks,
+// and the next one, which has read the records after that, uses them. So a tick needs one call here, and an instance is
+// started although the rack is so slow that a tick has no time for two.
 func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordSet) error {
 	id := h.record.Instance
 	if e.opts.Yield != nil && h.attached == nil {
