@@ -264,7 +264,7 @@ func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
 		record.Deferrals.Named("staging", coretest.NoVolumeID):        "theirs",
 		record.Adoptions.Named("", coretest.NoVolumeID):               "text",
 		record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID): "text",
-		record.Intents.Named("", coretest.NoVolumeID):                 `{"v":2,"cluster":"new","vol":"` + coretest.NoVolumeID + `"}`,
+		record.Intents.Named("", coretest.NoVolumeID):                 `{"v":2,"cluster":"` + coretest.Cluster + `","vol":"` + coretest.NoVolumeID + `"}`,
 	} {
 		_, err := client.CreateRecord(t.Context(), name, text)
 		coretest.Must(t, err)

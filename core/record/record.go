@@ -161,8 +161,9 @@ type Newer[F any] struct {
 
 // In finds the records of this kind in a list. Of records that belong to a cluster it finds those of this one.
 func (k Kind[F, P]) In(list []Record, cluster string) (found []F, newer []Newer[F]) {
+	begin := k.begin(cluster)
 	for _, r := range list {
-		if !strings.HasPrefix(r.Name, k.begin(cluster)) {
+		if !strings.HasPrefix(r.Name, begin) {
 			continue
 		}
 		switch f, err := k.parse(r, cluster); {
@@ -197,18 +198,22 @@ func (k Kind[F, P]) parse(r Record, cluster string) (f F, err error) {
 
 // unread adds an error for each group in a list that has the name of such a record and cannot be read.
 func (k Kind[F, P]) unread(errs []error, list []Record, cluster string) []error {
+	begin := k.begin(cluster)
 	for _, r := range list {
-		if strings.HasPrefix(r.Name, k.begin(cluster)) {
-			if _, err := k.parse(r, cluster); err != nil {
-				errs = append(errs, err)
-			}
+		if !strings.HasPrefix(r.Name, begin) {
+			continue
+		}
+		f, err := k.parse(r, cluster)
+		_, of, _ := P(&f).base()
+		if errors.Is(err, ErrNoRecord) || err != nil && *of == cluster {
+			errs = append(errs, err)
 		}
 	}
 	return errs
 }
 
 // Unread returns an error for each group in a list that only looks like a record of this cluster or of a volume
-// ([ErrNoRecord]), and for each record of a newer format ([ErrFormat]).
+// ([ErrNoRecord]), and for each record that this cluster wrote in a newer format ([ErrFormat]).
 func Unread(list []Record, cluster string) []error {
 	errs := Restarts.unread(nil, list, cluster)
 	errs = Deferrals.unread(errs, list, cluster)

@@ -218,6 +218,12 @@ func TestNewerRecords(t *testing.T) {
 			if found, err := k.again(&p); found || !errors.Is(err, ErrFormat) {
 				t.Errorf("%s: read by name: %t, %v", name, found, err)
 			}
+			if unread := Unread(p, "prod"); len(unread) != 1 || !errors.Is(unread[0], ErrFormat) {
+				t.Errorf("%s: %v", name, unread)
+			}
+			if unread := Unread(p, "staging"); len(unread) > 0 {
+				t.Errorf("%s: in another cluster: %v", name, unread)
+			}
 		}
 		if found, newer := k.list(p, "staging"); strings.Contains(p[0].Name, "jmwawjur3yrpdbh3") && found+len(newer) > 0 {
 			t.Errorf("%s: another cluster reads it: %d, %v", name, found, newer)
