@@ -6,14 +6,16 @@
 // changes wanted for an instance, stops the instance once, changes all its disks, and starts it again.
 // docs/explanation/racks-without-hotplug.md tells operators what happens when.
 //
+// # Attach requests
 //
 // [Engine.Publish] attaches a disk if the rack allows it. If the rack refuses because the instance runs, the engine
 // keeps an attach request in memory and returns [ErrPlanned]. When the orchestrator repeats its call after the restart,
 // the disk is attached. A request ends with [Engine.Unpublish], or when it was not repeated for a while. Requests need
 // not be durable: an orchestrator that wants the volume repeats its call.
 //
+// # Records
 //
-// State that must outlive a crash is kept on the rack, in records with unique names ([rack.Record]). Creating a record
+// State that must outlive a crash is kept on the rack, in records with unique names ([record.Record]). Creating a record
 // is the only atomic operation.
 //
 //   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
@@ -35,12 +37,14 @@
 // To restart an instance, a process first creates the restart record and then looks for deferred detaches. So a disk
 // that was published again is never detached.
 //
+// # Starts
 //
 // An instance that was stopped for a restart is started, whatever else fails: its start depends on nothing but the
 // rack's answer to it. Each stage of a stopped instance ends after a time, and a look, a list, a renewal or a record
 // that fails or vanishes does not keep the instance down. A record that was deleted by hand is created again with the
 // next epoch, while no other process can have taken the restart over.
 //
+// # Time
 //
 // Safety never depends on comparing two clocks. The cool-down counts from the time at which the rack says the instance
 // started. A node plugin rejects a request that is hours old by its own clock, or older than its guest's boot
