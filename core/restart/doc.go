@@ -15,8 +15,8 @@
 //
 // # Records
 //
-// State that must outlive a crash is kept on the rack, in records with unique names ([record.Record]). Creating a record
-// is the only atomic operation.
+// State that must outlive a crash is kept on the rack, in records with unique names ([record.Restart]). Creating a
+// record is the only atomic operation.
 //
 //   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
 //     slot and an epoch. There are as many slots as instances may be down at once. Before the record says "mayStop",
