@@ -55,6 +55,7 @@
 //   - core/keylock: one operation per volume at a time
 //   - core/redact: takes users and passwords of URLs out of logs and errors
 //   - core/rack: the rack's client, the only package that imports the SDK; core/rack/diskname: names of disks
+//   - core/record: the names and texts of all records that the plugin keeps on a rack
 //   - core/detach: detaches disks later than asked
 //   - core/expand: makes a volume larger by a new disk
 //   - core/restart: plans restarts of instances; core/shutdown: powers the guest off for one

@@ -56,8 +56,8 @@ var (
 	}
 	EventRestartWaitsForDisk = Event{
 		"RestartWaitsForDisk", true, ObjectNode,
-		"The stopped instance is not started before the records of its disks can be read. The controller tries again.",
-		"The message names the record or the disk.",
+		"The disks of the stopped instance cannot be changed or checked. 80 s after it stopped, it is started all the same.",
+		"The message names the record or the disk. Until then the publish of that volume is refused.",
 	}
 	EventRestartNotBack = Event{
 		"RestartNotBack", true, ObjectNode,

@@ -22,6 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/auto"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -89,7 +90,7 @@ func TestExamineRack(t *testing.T) {
 				_, err := client.CreateRecord(t.Context(), "csi-restart-"+diskname.ForCluster(coretest.Cluster)+"-0-0",
 					fmt.Sprintf(`{"v":1,"cluster":%q,"id":"1","instance":%q}`, coretest.Cluster, r.Node(t, "node-a")))
 				coretest.Must(t, err)
-				_, err = client.CreateRecord(t.Context(), "csi-detach-"+coretest.NoVolumeID,
+				_, err = client.CreateRecord(t.Context(), record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID),
 					fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":"x"}`, coretest.Cluster, coretest.NoVolumeID))
 				coretest.Must(t, err)
 			},
@@ -250,6 +251,28 @@ func TestRecordsThatNobodyKeeps(t *testing.T) {
 		if text := found(findings, "planned restarts"); !strings.HasPrefix(text, want) {
 			t.Errorf("after %s: %s", after, text)
 		}
+	}
+}
+
+// doctor names the groups that look like records and are none, and the records of a newer format, of this cluster.
+func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
+	t.Parallel()
+	r := coretest.New(t, func(o *coretest.Options) { o.Unplanned = true })
+	client := newRack(t, r)
+	for name, text := range map[string]string{
+		"csi-nodes-spread": `{"v":2,"cluster":"staging"}`,
+		record.Deferrals.Named("staging", coretest.NoVolumeID):        "theirs",
+		record.Adoptions.Named("", coretest.NoVolumeID):               "text",
+		record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID): "text",
+		record.Intents.Named("", coretest.NoVolumeID):                 `{"v":2,"cluster":"` + coretest.Cluster + `","vol":"` + coretest.NoVolumeID + `"}`,
+	} {
+		_, err := client.CreateRecord(t.Context(), name, text)
+		coretest.Must(t, err)
+	}
+	text := found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now()), "records")
+	if strings.Count(text, "\n") != 3 || strings.Count(text, "is no record of this plugin") != 2 ||
+		strings.Count(text, "format 2, not 1") != 1 || strings.Contains(text, "spread") {
+		t.Errorf("findings:\n%s", text)
 	}
 }
 

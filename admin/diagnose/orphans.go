@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -83,7 +83,7 @@ type contents struct {
 	// halfDeleted are disks that the rack failed to delete. No volume uses them: it is deleted, or has another disk.
 	halfDeleted []rack.Disk
 	snapshots   []rack.Snapshot
-	records     []rack.Record
+	records     []record.Record
 }
 
 // readContents lists everything once. An error means that the lists would not be complete.
@@ -307,13 +307,22 @@ func recordOrphans(c contents, cluster string) (orphans []Orphan) {
 			exists[snapshot.VolumeID] = true
 		}
 	}
-	for _, record := range c.records {
-		volumeID := cmp.Or(controller.AdoptedBy(record, cluster), detach.RecordedVolume(record, cluster))
-		if volumeID != "" && !exists[volumeID] {
+	add := func(r record.Record, volumeID string) {
+		if !exists[volumeID] {
 			orphans = append(orphans, Orphan{
-				Kind: KindRecord, ID: record.ID, Rack: c.rack.Name(), RackName: record.Name, Created: record.Created,
+				Kind: KindRecord, ID: r.ID, Rack: c.rack.Name(), RackName: r.Name, Created: r.Created,
 			})
 		}
+	}
+	adoptions, _ := record.Adoptions.In(c.records, "")
+	for _, a := range adoptions {
+		if a.Cluster == cluster {
+			add(a.Stored, a.VolumeID)
+		}
+	}
+	deferrals, _ := record.Deferrals.In(c.records, cluster)
+	for _, d := range deferrals {
+		add(d.Stored, d.VolumeID)
 	}
 	return orphans
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -292,30 +292,30 @@ func nameOnRack(disk rack.Disk) string { return fmt.Sprintf("%q (%s)", disk.Name
 // records looks for planned restarts that have not ended, and for records of disks that are gone.
 func (e *examination) records(c contents, cluster string, now time.Time) {
 	planned := 0
-	for _, record := range c.records {
-		instance := restart.RecordedInstance(record, cluster)
-		if instance == "" {
-			continue
-		}
+	restarts, _ := record.Restarts.In(c.records, cluster)
+	for _, r := range restarts {
 		planned++
-		if age := now.Sub(record.Modified); age > keptLimit {
+		if age := now.Sub(r.Stored.Modified); age > keptLimit {
 			e.warn(
 				"planned restarts",
 				"see that a controller with --attach-mode=restart runs and reaches the rack: it takes the restart over",
 				"no controller carries out the restart of instance %s: its record %s was last renewed %s ago",
-				instance, record.Name, age.Round(time.Minute),
+				r.Instance, r.Stored.Name, age.Round(time.Minute),
 			)
-		} else if age := now.Sub(record.Created); age > restartLimit {
+		} else if age := now.Sub(r.Stored.Created); age > restartLimit {
 			e.warn(
 				"planned restarts",
 				"see the controller's log, and that the instance runs: oxide-csi volume list shows why it waits",
 				"the restart of instance %s has begun %s ago and has not ended",
-				instance,
+				r.Instance,
 				age.Round(time.Minute),
 			)
 		}
 	}
 	e.ok("planned restarts", "%d under way", planned)
+	for _, err := range record.Unread(c.records, cluster) {
+		e.warn("records", fault.Of(err).Next, "%v", err)
+	}
 	if left := recordOrphans(c, cluster); len(left) > 0 {
 		e.warn("records", "oxide-csi orphans --delete", "%d records of this cluster are of disks that are gone", len(left))
 	}

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -469,7 +470,7 @@ func TestDetachThatAnotherProcessCarriesOut(t *testing.T) {
 	_, err = rack.AntiAffinityGroupCreate(t.Context(), oxide.AntiAffinityGroupCreateParams{
 		Project: oxide.NameOrId(h.sim.Project),
 		Body: &oxide.AntiAffinityGroupCreate{
-			Name:          oxide.Name("csi-detaching-" + id),
+			Name:          oxide.Name(record.Holds.Named(simtest.ClusterID, id)),
 			Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"another"}`, simtest.ClusterID, id),
 			FailureDomain: oxide.FailureDomainSled,
 			Policy:        oxide.AffinityPolicyAllow,

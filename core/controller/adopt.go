@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	grpcmetadata "google.golang.org/grpc/metadata"
@@ -17,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -108,23 +110,28 @@ func (c rackController) adopt(ctx context.Context, volumeID, described, from str
 			"volume %s belongs to cluster %q and not to %q: if that is gone, adopt it from there", volumeID, owner, from)
 	}
 	// What the previous owner recorded of a detach would stand in the way of one by this cluster.
-	if err := detach.EraseOwner(ctx, c.rack, volumeID); err != nil {
+	if err := detach.EraseOwner(ctx, c.rack, from, volumeID); err != nil {
 		return err
 	}
-	wanted := adoption{Version: 1, Cluster: c.cluster, From: from, VolumeID: volumeID}
+	wanted := record.Adoption{Cluster: c.cluster, From: from, VolumeID: volumeID, Stored: old.Stored}
+	found := true
 	switch {
 	case described == c.cluster:
-		err = c.rack.DeleteRecord(ctx, old.recordID) // without the record the description counts again
+		err = c.rack.DeleteRecord(ctx, old.Stored.ID) // without the record the description counts again
 	case adopted:
-		err = c.rack.UpdateRecord(ctx, old.recordID, rack.RecordText(wanted))
+		_, found, err = record.Adoptions.Replace(ctx, c.rack, wanted)
 	default:
-		_, err = c.rack.CreateRecord(ctx, adoptionPrefix+volumeID, rack.RecordText(wanted))
+		_, err = record.Adoptions.Create(ctx, c.rack, wanted)
+	}
+	if errors.Is(err, rack.ErrAlreadyExists) {
+		_, _, err = record.Adoptions.Get(ctx, c.rack, "", volumeID)
+		found = false
 	}
 	switch {
-	case errors.Is(err, rack.ErrAlreadyExists), errors.Is(err, rack.ErrNotFound):
-		return rpc.Aborted("volume %s is being adopted by another cluster or process: retry: %w", volumeID, err)
 	case err != nil:
 		return err
+	case !found:
+		return rpc.Aborted("volume %s is being adopted by another cluster or process: retry", volumeID)
 	}
 	c.log.Info("adopted a volume", "volume_id", volumeID, "from_cluster", from, "rack", c.rack.Name())
 	return nil
@@ -143,22 +150,22 @@ func (c *Service) adoptable(ctx context.Context) (of string, adoptable isAdoptab
 	if len(clusters) == 0 {
 		return "", nil, nil
 	}
-	adoptions := map[string]adoption{} // by volume ID
+	owners, from := map[string]string{}, map[string]string{} // by volume ID
 	for _, client := range c.racks.all {
 		records, err := client.Records(ctx)
 		if err != nil {
 			return "", nil, err
 		}
-		for _, record := range records {
-			if a, ok := parseAdoption(record); ok {
-				adoptions[a.VolumeID] = a
-			}
+		maps.Copy(owners, Adoptions(records))
+		adoptions, _ := record.Adoptions.In(records, "")
+		for _, a := range adoptions {
+			from[a.VolumeID] = a.From
 		}
 	}
 	return clusters[0], func(description, volumeID string) bool {
 		described, _ := rack.ParseDescription(description)
-		a := adoptions[volumeID]
-		return cmp.Or(a.Cluster, described.Cluster) == clusters[0] || a.Cluster == c.cluster && a.From == clusters[0]
+		owner := owners[volumeID]
+		return cmp.Or(owner, described.Cluster) == clusters[0] || owner == c.cluster && from[volumeID] == clusters[0]
 	}, nil
 }
 

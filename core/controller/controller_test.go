@@ -313,8 +313,8 @@ func TestDeleteVolume(t *testing.T) {
 	r.WantCalls(t, map[string]int{"disk_view": 1, "disk_delete": 1})
 	r.ClearCalls(t)
 	r.Must(t, r.Delete(t, id))
-	// The ID may be that of a volume that has grown, whose first disk is gone.
-	r.WantCalls(t, map[string]int{"disk_view": 1, "anti_affinity_group_view": 1, "project_view": 1})
+	// The ID may be that of a volume that has grown, whose first disk is gone, and its record, too.
+	r.WantCalls(t, map[string]int{"disk_view": 1, "anti_affinity_group_view": 1, "project_view": 1, "disk_list": 2})
 	r.ClearCalls(t)
 	r.Must(t, r.Delete(t, "no-such-volume"))
 	r.WantCalls(t, map[string]int{})

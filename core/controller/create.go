@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -236,7 +237,7 @@ func (c *Service) checkOtherRacks(ctx context.Context, want volumeRequest, candi
 	for client, result := range queryAll(limited, others, lookUp) {
 		switch {
 		case errors.Is(result.err, rack.ErrNotFound):
-		case errors.Is(result.err, rack.ErrFormat):
+		case errors.Is(result.err, record.ErrFormat):
 			return retryable(ctx, result.err) // a disk of this name exists there
 		case ctx.Err() != nil:
 			return ctx.Err() // the caller has given up; the rack may have had no time to answer
@@ -315,7 +316,7 @@ func lookUpUntilAnswered(ctx context.Context, client *rack.Client, name string) 
 		switch {
 		case err == nil, errors.Is(err, rack.ErrUnknown):
 			return disk, nil
-		case errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrFormat):
+		case errors.Is(err, rack.ErrNotFound), errors.Is(err, record.ErrFormat):
 			return disk, err
 		}
 		if ctx.Err() == nil || failed == nil {
@@ -417,6 +418,17 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 			disk.ID,
 			c.rack.Name(),
 		))
+	}
+	if stable.Grown() { // only the volume itself shows that, because any user of the project may write a description
+		_, now, err := c.locate(ctx, stable.VolumeID)
+		if err != nil {
+			return rack.Disk{}, retryable(ctx, err)
+		}
+		if now.ID != stable.ID {
+			return rack.Disk{}, rpc.AlreadyExists(
+				"volume %q: disk %q (%s) says that it is of volume %s, which has another disk: delete it or use another name",
+				want.name, stable.Name, stable.ID, stable.VolumeID)
+		}
 	}
 	return stable, c.checkNotRegistered(ctx, want, stable)
 }

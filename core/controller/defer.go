@@ -5,6 +5,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -36,7 +38,7 @@ func (c *Service) newDetachers(grace time.Duration) map[*rack.Client]*detach.Det
 			Cluster: c.cluster,
 			Grace:   grace,
 			Claimed: claimed,
-			Restarting: func(records []rack.Record) func(string) bool {
+			Restarting: func(records []record.Record) func(string) bool {
 				return restart.Restarting(records, c.cluster)
 			},
 			Log: c.log.With("rack", client.Name()),
@@ -67,14 +69,15 @@ func (c rackController) deferredDetaches(ctx context.Context) (map[string]string
 
 // takeBack ends the deferred detach of a volume that is published. It gives way to a process that is detaching the
 // disk, after a moment in which a process that has just detached it removes its record.
-func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []record.Record) error {
 	if !c.detacher.Timed() {
 		// A controller in attach mode restart may have deferred the detach: an earlier one, or one of the same rolling
 		// update. A later one would carry it out.
-		if !detach.Named(records, disk.VolumeID) {
-			return nil
+		set := detach.Parse(records, c.cluster)
+		if _, recorded := set.Recorded(disk.VolumeID); !recorded || set.Check(disk.VolumeID) != nil {
+			return set.Check(disk.VolumeID)
 		}
-		return detach.Erase(ctx, c.rack, disk.VolumeID)
+		return detach.Erase(ctx, c.rack, c.cluster, disk.VolumeID)
 	}
 	err := c.detacher.TakeBackListed(ctx, disk.VolumeID, records)
 	if errors.Is(err, detach.ErrDetaching) {
@@ -159,7 +162,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 		return disk, nil
 	}
 	set, err := c.detacher.List(ctx)
-	if err != nil {
+	if err = cmp.Or(err, set.Check(disk.VolumeID)); err != nil {
 		return disk, err
 	}
 	deferred, ok := set.Of(disk.VolumeID, disk.InstanceID)
@@ -209,7 +212,7 @@ func staysAttached(err error) bool {
 
 // timeLeft returns the rest of the grace period of a deferred detach, for a disk that another node needs. The grace
 // period of an untimed deferred detach starts now. An instance without a guest needs none.
-func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred) (time.Duration, error) {
+func (c rackController) timeLeft(ctx context.Context, deferred *record.Deferral) (time.Duration, error) {
 	instance, err := c.rack.Instance(ctx, deferred.Instance)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -226,7 +229,7 @@ func (c rackController) timeLeft(ctx context.Context, deferred *detach.Deferred)
 }
 
 // waitsForDetachError is the error for a disk whose detach is deferred. next is what the caller does after the detach.
-func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Deferred, next string) error {
+func (c rackController) waitsForDetachError(disk rack.Disk, deferred record.Deferral, next string) error {
 	when, row := "", fault.DetachUntimed
 	left, stays := c.detacher.Left(deferred), c.detacher.Stays(deferred)
 	switch {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
@@ -661,7 +662,7 @@ func TestAbandonedDetachingRecordExpires(t *testing.T) {
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
 		_, err := d.client.CreateRecord(
 			t.Context(),
-			"csi-detaching-"+id,
+			record.Holds.Named(coretest.Cluster, id),
 			fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"ended"}`, coretest.Cluster, id),
 		)
 		coretest.Must(t, err)
@@ -693,7 +694,7 @@ func TestPublishElsewhereMeetsADetach(t *testing.T) {
 					coretest.Must(t, other.Detach(req.Context(), id, d.nodes[0]))
 					record, err := d.client.CreateRecord(
 						req.Context(),
-						"csi-detaching-"+id,
+						record.Holds.Named(coretest.Cluster, id),
 						fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"other"}`, coretest.Cluster, id),
 					)
 					coretest.Must(t, err)

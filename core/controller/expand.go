@@ -16,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -231,7 +232,8 @@ func (c rackController) confirmPublished(ctx context.Context, disk rack.Disk) (r
 	if err := c.takeBack(ctx, disk, records); err != nil {
 		return disk, err
 	}
-	if !detach.Named(records, disk.VolumeID) {
+	set := detach.Parse(records, c.cluster)
+	if _, recorded := set.Recorded(disk.VolumeID); !recorded && !set.Detaching(disk.VolumeID) {
 		return disk, nil
 	}
 	now, err := c.rack.Disk(ctx, disk.VolumeID)
@@ -242,7 +244,7 @@ func (c rackController) confirmPublished(ctx context.Context, disk rack.Disk) (r
 }
 
 // yield gives way to an expansion that is committed, or takes it back. See [expand.Expander.Yield].
-func (c rackController) yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+func (c rackController) yield(ctx context.Context, disk rack.Disk, records []record.Record) error {
 	err := c.expander.Yield(ctx, disk, records)
 	if errors.Is(err, rack.ErrNotStopped) {
 		return rpc.FailedPrecondition(

@@ -675,7 +675,7 @@ func (g *growth) conclude(swept bool) {
 // withoutDetaches leaves out the records of core/detach, which are kept for a while.
 func (g *growth) withoutDetaches(records []oxide.AntiAffinityGroup) []oxide.AntiAffinityGroup {
 	return slices.DeleteFunc(records, func(r oxide.AntiAffinityGroup) bool {
-		return g.grace > 0 && strings.HasPrefix(string(r.Name), "csi-detach-")
+		return g.grace > 0 && strings.HasPrefix(string(r.Name), "csi-defer-")
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -38,7 +39,7 @@ func retryableIfUnknown(ctx context.Context, err error) error {
 // snapshot that this version does not understand: an earlier call may have made it and lost the answer.
 func retryableCreate(ctx context.Context, err error) error {
 	for _, passing := range []error{
-		rack.ErrUnauthenticated, rack.ErrForbidden, rack.ErrProject, rack.ErrFormat, rack.ErrUnknown,
+		rack.ErrUnauthenticated, rack.ErrForbidden, rack.ErrProject, record.ErrFormat, rack.ErrUnknown,
 	} {
 		if errors.Is(err, passing) {
 			return retryable(ctx, err)

@@ -6,12 +6,11 @@ package controller
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -20,50 +19,17 @@ import (
 // volume. A disk or snapshot without a description of this plugin belongs to no cluster, and every cluster may use it
 // (docs/development/decisions/030-the-adopter-owns-the-volume.md).
 
-// adoptionPrefix is followed by the volume's ID. It is permanent: a newer version must find the records of an older
-// one.
-const adoptionPrefix = "csi-adopt-"
-
-// adoption is the text of the record of an adopted volume. Its JSON names are permanent.
-type adoption struct {
-	Version int `json:"v"`
-	// Cluster is the cluster that owns the volume. From is the cluster that owned it before.
-	Cluster  string `json:"cluster"`
-	From     string `json:"from"`
-	VolumeID string `json:"disk"`
-
-	recordID string
-}
-
-// parseAdoption returns false for a group that is no record of an adoption.
-func parseAdoption(record rack.Record) (adoption, bool) {
-	a := adoption{recordID: record.ID}
-	volumeID, named := strings.CutPrefix(record.Name, adoptionPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &a) != nil ||
-		a.Version < 1 || a.Cluster == "" || a.VolumeID != volumeID {
-		return adoption{}, false
-	}
-	return a, true
-}
-
-// adoption returns the adoption of a volume. It returns false if no cluster adopted the volume.
-func (c rackController) adoption(ctx context.Context, volumeID string) (adoption, bool, error) {
-	record, err := c.rack.RecordNamed(ctx, adoptionPrefix+volumeID)
+// adoption returns the adoption of a volume. It returns false if no cluster adopted the volume. A group that is no
+// record does not count.
+func (c rackController) adoption(ctx context.Context, volumeID string) (record.Adoption, bool, error) {
+	a, found, err := record.Adoptions.Get(ctx, c.rack, "", volumeID)
 	switch {
-	case errors.Is(err, rack.ErrNotFound):
-		return adoption{}, false, c.confirmNotFound(ctx)
-	case err != nil:
-		return adoption{}, false, err
+	case errors.Is(err, record.ErrNoRecord):
+		return a, false, nil
+	case err == nil && !found:
+		err = c.confirmNotFound(ctx)
 	}
-	a, ok := parseAdoption(record)
-	if !ok {
-		return adoption{}, false, rpc.FailedPrecondition(
-			"anti-affinity group %q is no record of an adoption, so the owner of volume %s is unknown: delete the group, and adopt the volume again",
-			record.Name,
-			volumeID,
-		)
-	}
-	return a, true, nil
+	return a, found, err
 }
 
 // owner returns the cluster that owns a disk or snapshot of the volume, or "" if no cluster does. It sends a request
@@ -125,27 +91,21 @@ func (c rackController) forgetAdoption(ctx context.Context, disk rack.Disk) {
 	if c.ownsDisk(disk) {
 		return
 	}
-	err := c.rack.DeleteRecordNamed(ctx, adoptionPrefix+disk.VolumeID)
-	if err != nil && !errors.Is(err, rack.ErrNotFound) {
+	if err := c.rack.DeleteRecordNamed(ctx, record.Adoptions.Named("", disk.VolumeID)); err != nil {
 		c.log.Warn("cannot remove the record of a deleted disk's adoption", "volume_id", disk.VolumeID, "error", err.Error())
 	}
 }
 
 // Adoptions returns the cluster that has adopted each volume, by the volume's ID. records are all records of a rack.
-func Adoptions(records []rack.Record) map[string]string {
+// Those of a newer format count, too: they name the owner.
+func Adoptions(records []record.Record) map[string]string {
 	clusters := map[string]string{}
-	for _, record := range records {
-		if a, ok := parseAdoption(record); ok {
-			clusters[a.VolumeID] = a.Cluster
-		}
+	adoptions, newer := record.Adoptions.In(records, "")
+	for _, a := range adoptions {
+		clusters[a.VolumeID] = a.Cluster
+	}
+	for _, n := range newer {
+		clusters[n.Fields.VolumeID] = n.Fields.Cluster
 	}
 	return clusters
-}
-
-// AdoptedBy returns the ID of the volume whose adoption by the cluster this record holds, or "".
-func AdoptedBy(record rack.Record, cluster string) (volumeID string) {
-	if a, ok := parseAdoption(record); ok && a.Cluster == cluster {
-		return a.VolumeID
-	}
-	return ""
 }

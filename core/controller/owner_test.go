@@ -19,6 +19,7 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
@@ -151,7 +152,7 @@ func TestPlannedAnotherClustersVolume(t *testing.T) {
 	wantForeign(t, r.Publish(t, volume, node))
 	r.Must(t, r.Unpublish(t, volume, node))
 	theirs.restartsDone(t)
-	if got := r.records(t, "csi-detach-"); len(got) != 0 || r.Holder(t, volume) != node {
+	if got := r.records(t, "csi-defer-"); len(got) != 0 || r.Holder(t, volume) != node {
 		t.Errorf("records %v, and the disk is on %q", got, r.Holder(t, volume))
 	}
 	theirs.wantRestarts(t, 1)
@@ -374,7 +375,7 @@ func TestAdoptOnABadNetwork(t *testing.T) {
 	}
 }
 
-// A group that has the name of a record and is none is never taken for an adoption.
+// A group that has the name of a record and is none is never taken for an adoption. It stops only the adoption itself.
 func TestAdoptionIsUnreadable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -391,9 +392,10 @@ func TestAdoptionIsUnreadable(t *testing.T) {
 			},
 		})
 		r.Must(t, err)
-		for _, err := range []error{r.Publish(t, volume, r.Node(t, "node-a")), r.adopt(t, volume, otherCluster)} {
-			coretest.WantCode(t, err, codes.FailedPrecondition, "csi-adopt-"+volume)
-		}
+		coretest.WantCode(t, r.Publish(t, volume, r.Node(t, "node-a")), codes.FailedPrecondition, otherCluster)
+		coretest.WantCode(t, r.adopt(t, volume, otherCluster), codes.FailedPrecondition, "csi-adopt-"+volume, "delete it")
+		theirs.Must(t, theirs.Publish(t, volume, r.Node(t, "node-a")))
+		theirs.Must(t, theirs.Unpublish(t, volume, r.Node(t, "node-a")))
 		r.Must(t, r.SDK.AntiAffinityGroupDelete(t.Context(),
 			oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId(group.Id)}))
 	}
@@ -477,16 +479,19 @@ func TestPlannedAdoptAfterADeferredDetach(t *testing.T) {
 	node := r.Node(t, "node-a")
 	volume := theirs.unpublishedOn(t, "v", node)
 	theirs.Crash()
-	_, err := coretest.RackClient(t, r.Rig, nil).CreateRecord(t.Context(), "csi-detaching-"+volume,
+	_, err := coretest.RackClient(t, r.Rig, nil).CreateRecord(t.Context(), record.Holds.Named(otherCluster, volume),
 		fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"by":"ended"}`, otherCluster, volume))
 	r.Must(t, err)
 	r.Must(t, r.adopt(t, volume, otherCluster))
-	if got := r.records(t, "csi-detach"); len(got) != 0 {
+	if got := append(r.records(t, "csi-defer-"), r.records(t, "csi-hold-")...); len(got) != 0 {
 		t.Errorf("records: %v", got)
 	}
 	r.Must(t, r.Publish(t, volume, node))
 	r.Must(t, r.Unpublish(t, volume, node))
-	if diff := gocmp.Diff([]string{"csi-detach-" + volume}, r.records(t, "csi-detach-")); diff != "" {
+	if diff := gocmp.Diff(
+		[]string{record.Deferrals.Named(coretest.Cluster, volume)},
+		r.records(t, "csi-defer-"),
+	); diff != "" {
 		t.Errorf("records (-want +got):\n%s", diff)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -43,7 +44,7 @@ func (c *Service) newEngines(opts PlannedRestarts) map[*rack.Client]*restart.Eng
 func (c *Service) newEngine(client *rack.Client, opts restart.Options) *restart.Engine {
 	opts.Cluster, opts.MaxDisks, opts.Log = c.cluster, c.maxDisks, c.log.With("rack", client.Name())
 	opts.LockInstance, opts.Detacher = c.lockInstance, c.detachers[client]
-	opts.Yield = func(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+	opts.Yield = func(ctx context.Context, disk rack.Disk, records []record.Record) error {
 		err := c.forRack(client).yield(ctx, disk, records)
 		if errors.Is(err, expand.ErrUnderWay) {
 			return fmt.Errorf("%w: %w", err, rack.ErrRefused) // a restart goes on without the disk

@@ -61,11 +61,11 @@ func TestPlannedExpansionKeepsADeferredDetach(t *testing.T) {
 	t.Parallel()
 	r, volume, node := committed(t)
 	r.Must(t, r.Unpublish(t, volume, node))
-	if got := r.records(t, "csi-detach-"); len(got) == 0 {
+	if got := r.records(t, "csi-defer-"); len(got) == 0 {
 		t.Fatalf("the detach is not deferred: %v", r.records(t, "csi-"))
 	}
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition, "is being expanded")
-	if got := r.records(t, "csi-detach-"); len(got) == 0 {
+	if got := r.records(t, "csi-defer-"); len(got) == 0 {
 		t.Error("the deferred detach has ended, and the disk is still attached")
 	}
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
@@ -359,7 +360,7 @@ func (r *rig) returned(t *testing.T, volume, node string) {
 func (r *rig) detachRecord(t *testing.T, volume string) string {
 	t.Helper()
 	group, err := r.SDK.AntiAffinityGroupView(t.Context(), oxide.AntiAffinityGroupViewParams{
-		AntiAffinityGroup: oxide.NameOrId("csi-detach-" + volume), Project: coretest.Project,
+		AntiAffinityGroup: oxide.NameOrId(record.Deferrals.Named(coretest.Cluster, volume)), Project: coretest.Project,
 	})
 	r.Must(t, err)
 	return group.Description
@@ -384,7 +385,7 @@ func TestPlannedReturnCostsNoRestart(t *testing.T) {
 			t.Errorf("the disk was detached from a running instance: %q", got)
 		}
 	}
-	if got := len(r.records(t, "csi-detach-")); got != len(volumes) {
+	if got := len(r.records(t, "csi-defer-")); got != len(volumes) {
 		t.Errorf("%d deferred detaches of %d unpublished volumes", got, len(volumes))
 	}
 	for _, volume := range volumes {
@@ -468,7 +469,7 @@ func TestPlannedDeleteMeetsAPublish(t *testing.T) {
 	if err := <-deleted; err == nil {
 		t.Error("the volume was deleted")
 	}
-	if records := r.records(t, "csi-detach"); published && len(records) > 0 {
+	if records := r.records(t, "csi-defer"); published && len(records) > 0 {
 		t.Errorf("the volume is published, and its disk would be detached: %v", records)
 	}
 	r.published(t, volume, node)
@@ -574,7 +575,7 @@ func TestPlannedRoomMadeDuringPublish(t *testing.T) {
 		r.SDK.AntiAffinityGroupDelete(
 			t.Context(),
 			oxide.AntiAffinityGroupDeleteParams{
-				AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
+				AntiAffinityGroup: oxide.NameOrId(record.Deferrals.Named(coretest.Cluster, leaving)),
 				Project:           coretest.Project,
 			},
 		),
@@ -929,7 +930,7 @@ func TestPlannedSweepOfDeletedDisks(t *testing.T) {
 	r.Crash()
 	other := r.again(t)
 	await.Eventually(t, "the record of the deleted disk is deleted", func() bool {
-		return cmp.Equal(other.records(t, "csi-"), []string{"csi-detach-" + kept})
+		return cmp.Equal(other.records(t, "csi-"), []string{record.Deferrals.Named(coretest.Cluster, kept)})
 	})
 }
 
@@ -1016,7 +1017,7 @@ func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 			r.SDK.AntiAffinityGroupDelete(
 				t.Context(),
 				oxide.AntiAffinityGroupDeleteParams{
-					AntiAffinityGroup: oxide.NameOrId("csi-detach-" + leaving),
+					AntiAffinityGroup: oxide.NameOrId(record.Deferrals.Named(coretest.Cluster, leaving)),
 					Project:           coretest.Project,
 				},
 			),
@@ -1034,7 +1035,7 @@ func TestPlannedUnpublishedIsNeverShown(t *testing.T) {
 			t.Context(),
 			oxide.AntiAffinityGroupCreateParams{Project: coretest.Project, Body: &oxide.AntiAffinityGroupCreate{
 				Name: oxide.Name(
-					"csi-detach-" + coming,
+					record.Deferrals.Named(coretest.Cluster, coming),
 				),
 				Description:   fmt.Sprintf(`{"v":1,"cluster":%q,"disk":%q,"instance":%q}`, coretest.Cluster, coming, node),
 				Policy:        oxide.AffinityPolicyAllow,

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
@@ -61,7 +62,7 @@ func TestPlannedHotPublishKeepsItsDisk(t *testing.T) {
 	hot.Start(t)
 	volume := r.unpublishedOn(t, "v", node)
 	hot.Must(t, hot.Publish(t, volume, node))
-	if got := r.records(t, "csi-detach-"); len(got) > 0 {
+	if got := r.records(t, "csi-defer-"); len(got) > 0 {
 		t.Errorf("records are left: %v", got)
 	}
 	// A restart of the instance detaches what was unpublished.
@@ -87,7 +88,7 @@ func TestPlannedHotAttachKeepsItsDisk(t *testing.T) {
 		t.Fatalf("the disk is still on %q", holder)
 	}
 	hot.Must(t, hot.Publish(t, volume, node))
-	if got := r.records(t, "csi-detach-"); len(got) > 0 {
+	if got := r.records(t, "csi-defer-"); len(got) > 0 {
 		t.Errorf("records are left: %v", got)
 	}
 	_, err := r.SDK.InstanceStart(t.Context(), oxide.InstanceStartParams{Instance: oxide.NameOrId(node)})
@@ -438,7 +439,7 @@ func TestPlannedTwoClusters(t *testing.T) {
 	if got := r.Holder(t, unused); got != "" {
 		t.Errorf("the unpublished disk is still on %s", got)
 	}
-	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{"csi-detach-" + own}) {
+	if got := r.records(t, "csi-"); !cmp.Equal(got, []string{record.Deferrals.Named(coretest.Cluster, own)}) {
 		t.Errorf("records: %v", got)
 	}
 	other.wantRestarts(t, 1)

@@ -19,6 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -95,7 +96,28 @@ func (c *Service) locate(ctx context.Context, volumeID string) (rackController, 
 		)
 	}
 	client, disk, err := find(ctx, c.racks, id, diskOrReplaced, diskProject)
+	if errors.Is(err, rack.ErrNotFound) {
+		return c.locateGrown(ctx, id, err)
+	}
 	return c.forRack(client), disk, err
+}
+
+// locateGrown is [Service.locate] for a volume that no rack has by its ID. If it has grown, the record that leads to
+// its disk may have been deleted by hand, and then a list of all disks shows the disk. A volume without one is
+// notFound.
+func (c *Service) locateGrown(ctx context.Context, id string, notFound error) (rackController, rack.Disk, error) {
+	for _, client := range c.racks.all {
+		switch disk, found, err := client.GrownDisk(ctx, id); {
+		case err != nil:
+			return rackController{}, rack.Disk{}, retryable(ctx, err)
+		case found:
+			c.log.Warn("the record of a volume that has grown is missing; its disk was found in the list of all disks",
+				"volume_id", id, "record", record.Replacements.Named("", id), "disk_id", disk.ID)
+			c.racks.cacheLocation(id, client)
+			return c.forRack(client), disk, nil
+		}
+	}
+	return rackController{}, rack.Disk{}, notFound
 }
 
 // snapshot returns a snapshot and its rack. NOT_FOUND means that no rack has the snapshot; each rack has then confirmed
@@ -208,7 +230,7 @@ func findOnAny[T any](
 			on, value, foreign = client, result.value.value, true
 		case errors.Is(result.err, rack.ErrNotFound):
 			notFound = result.err
-		case errors.Is(result.err, rack.ErrUnknown), errors.Is(result.err, rack.ErrFormat):
+		case errors.Is(result.err, rack.ErrUnknown), errors.Is(result.err, record.ErrFormat):
 			return client, result.value.value, false, result.err // this rack has it
 		default:
 			failed = errors.Join(failed, result.err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 var (
@@ -40,9 +41,9 @@ func (d *Detacher) Asks() bool { return d.opts.Claimed != nil }
 // [ErrClaimed] or [ErrClaimsUnknown] for each volume whose disk must stay attached. For the others no workload there
 // has a claim. A workload that claims the volume after the question publishes it before it uses the volume, and that
 // ends the deferred detach.
-func (d *Detacher) Staying(ctx context.Context, all []Deferred) map[string]error {
+func (d *Detacher) Staying(ctx context.Context, all []record.Deferral) map[string]error {
 	staying := map[string]error{}
-	var asked []Deferred
+	var asked []record.Deferral
 	var volumeIDs []string
 	for _, deferred := range all {
 		if reason := d.stayedLately(deferred); reason != nil {
@@ -70,42 +71,42 @@ func (d *Detacher) Staying(ctx context.Context, all []Deferred) map[string]error
 }
 
 // Stays returns why the disk of a deferred detach stays attached, as far as the orchestrator was asked, or nil.
-func (d *Detacher) Stays(deferred Deferred) error {
+func (d *Detacher) Stays(deferred record.Deferral) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s := d.stays[deferred.recordID]; s.text == deferred.text {
+	if s := d.stays[deferred.Stored.ID]; s.text == deferred.Stored.Text {
 		return s.reason
 	}
 	return nil
 }
 
-func (d *Detacher) stayedLately(deferred Deferred) error {
+func (d *Detacher) stayedLately(deferred record.Deferral) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s := d.stays[deferred.recordID]; s.text == deferred.text && time.Since(s.at) < askPause {
+	if s := d.stays[deferred.Stored.ID]; s.text == deferred.Stored.Text && time.Since(s.at) < askPause {
 		return s.reason
 	}
 	return nil
 }
 
 // noteStay keeps an answer, and logs it unless the last one was the same.
-func (d *Detacher) noteStay(deferred Deferred, reason error) {
+func (d *Detacher) noteStay(deferred record.Deferral, reason error) {
 	d.mu.Lock()
-	before := d.stays[deferred.recordID]
-	delete(d.stays, deferred.recordID)
+	before := d.stays[deferred.Stored.ID]
+	delete(d.stays, deferred.Stored.ID)
 	if reason != nil {
-		d.stays[deferred.recordID] = stay{deferred.text, reason, time.Now()}
+		d.stays[deferred.Stored.ID] = stay{deferred.Stored.Text, reason, time.Now()}
 	}
 	d.mu.Unlock()
-	if reason != nil && (before.text != deferred.text || before.reason.Error() != reason.Error()) {
+	if reason != nil && (before.text != deferred.Stored.Text || before.reason.Error() != reason.Error()) {
 		d.opts.Log.Warn("the disk of an unpublished volume stays attached",
 			"volume_id", deferred.VolumeID, "node_id", deferred.Instance, "error", reason.Error())
 	}
 }
 
 // detachUnclaimed is detachNow, unless a workload on the instance may use the volume.
-func (d *Detacher) detachUnclaimed(ctx context.Context, deferred Deferred) error {
-	reason := d.Staying(ctx, []Deferred{deferred})[deferred.VolumeID]
+func (d *Detacher) detachUnclaimed(ctx context.Context, deferred record.Deferral) error {
+	reason := d.Staying(ctx, []record.Deferral{deferred})[deferred.VolumeID]
 	if reason == nil {
 		return d.detachNow(ctx, deferred)
 	}
@@ -118,7 +119,7 @@ func (d *Detacher) detachUnclaimed(ctx context.Context, deferred Deferred) error
 // drop ends a deferred detach whose volume a workload on the instance uses. The request was for another workload: it
 // was an old one, or for the same disk with another ID in the orchestrator. When the workload ends, the orchestrator
 // requests the detach anew, and that request has its own grace period.
-func (d *Detacher) drop(ctx context.Context, listed Deferred, reason error) error {
+func (d *Detacher) drop(ctx context.Context, listed record.Deferral, reason error) error {
 	if !d.isDropped(listed, reason) {
 		return nil
 	}
@@ -127,6 +128,6 @@ func (d *Detacher) drop(ctx context.Context, listed Deferred, reason error) erro
 
 // isDropped reports whether the claim is not the one for which the detach was requested: the orchestrator releases that
 // one as soon as the request has succeeded.
-func (d *Detacher) isDropped(deferred Deferred, reason error) bool {
+func (d *Detacher) isDropped(deferred record.Deferral, reason error) bool {
 	return errors.Is(reason, ErrClaimed) && d.Left(deferred) == 0
 }

@@ -5,6 +5,7 @@
 package detach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -27,9 +29,10 @@ type Rack interface {
 	Detach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
 	ConfirmProject(ctx context.Context) error
 
-	Records(ctx context.Context) ([]rack.Record, error)
-	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
-	UpdateRecord(ctx context.Context, id, text string) error
+	Records(ctx context.Context) ([]record.Record, error)
+	CreateRecord(ctx context.Context, name, text string) (record.Record, error)
+	RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error)
+	UpdateRecord(ctx context.Context, id, text string) (found bool, err error)
 	DeleteRecord(ctx context.Context, id string) error
 }
 
@@ -78,7 +81,7 @@ type Options struct {
 	Grace time.Duration
 	// Restarting returns a function that reports whether a planned restart of an instance is under way. Its argument are
 	// all records of the rack. Nil means that there are no planned restarts.
-	Restarting func([]rack.Record) func(instanceID string) bool
+	Restarting func([]record.Record) func(instanceID string) bool
 	// Claimed asks the orchestrator which of the volumes a workload on the instance may use. It returns a text about the
 	// claim on each of them, and an error if the answer is not certain. Nil means that there is no orchestrator to ask.
 	Claimed func(ctx context.Context, instanceID string, volumeIDs []string) (map[string]string, error)
@@ -97,7 +100,7 @@ type Detacher struct {
 	mu    sync.Mutex
 	ended bool
 	// seen is since when the records have their text, by record ID.
-	seen map[string]seenText
+	seen map[string]record.Seen
 	// refused is when the rack last refused to detach a disk because its instance runs, by record ID.
 	refused map[string]time.Time
 	// stays is why a disk stays attached although its detach is due, by record ID.
@@ -109,12 +112,6 @@ type Detacher struct {
 	abandoned map[string]time.Time
 }
 
-// seenText is the text of a record, and when this process first saw it.
-type seenText struct {
-	text  string
-	since time.Time
-}
-
 // New returns a detacher. It carries nothing out by itself until [Detacher.Run].
 func New(r Rack, opts Options) *Detacher {
 	if opts.Restarting == nil {
@@ -124,7 +121,7 @@ func New(r Rack, opts Options) *Detacher {
 		rack:      r,
 		opts:      opts,
 		wake:      make(chan struct{}, 1),
-		seen:      map[string]seenText{},
+		seen:      map[string]record.Seen{},
 		refused:   map[string]time.Time{},
 		stays:     map[string]stay{},
 		deleting:  map[string]bool{},
@@ -167,7 +164,7 @@ func (d *Detacher) DeferUnlessPublished(ctx context.Context, volumeID, instanceI
 // reports whether that changed it. Without a grace period each request counts as one that comes after the unmount. A
 // record may still be left from a time with a grace period. If there is an orchestrator to ask, [Detacher.Run] asks it
 // before an untimed deferred detach gets a time.
-func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) {
+func (d *Detacher) untimedIfRepeated(old record.Deferral) (now record.Deferral, changed bool) {
 	switch {
 	case d.opts.Grace == 0:
 		return timed(old)
@@ -178,7 +175,7 @@ func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) 
 		// When the grace period is over, a process may just have been told that the volume is in use, and be about to end the
 		// deferred detach. This request may be for that use, so it changes the record, and starts the grace period anew.
 		return old, d.Left(old) == 0
-	case old.Untimed && d.sinceSeen(old.recordID, old.text) >= repetitionTime:
+	case old.Untimed && d.sinceSeen(old.Stored.ID, old.Stored.Text) >= repetitionTime:
 		old.Untimed = false // so long after the volume was published again, this is a new request
 		return old, true
 	}
@@ -186,62 +183,58 @@ func (d *Detacher) untimedIfRepeated(old Deferred) (now Deferred, changed bool) 
 }
 
 // timed makes a deferred detach one with a grace period, and reports whether that changed it.
-func timed(old Deferred) (now Deferred, changed bool) {
+func timed(old record.Deferral) (now record.Deferral, changed bool) {
 	changed = old.Over || old.Untimed
 	old.Over, old.Untimed = false, false
 	return old, changed
 }
 
 // noRestart is [Options.Restarting] without planned restarts.
-func noRestart([]rack.Record) func(string) bool { return func(string) bool { return false } }
+func noRestart([]record.Record) func(string) bool { return func(string) bool { return false } }
 
 // put records a deferred detach, and returns it. change updates an existing record of this instance and reports whether
 // it changed. A record of another instance is stale and is replaced, unless that instance is restarting.
 func (d *Detacher) put(
 	ctx context.Context,
 	volumeID, instanceID string,
-	restarting func([]rack.Record) func(instanceID string) bool,
-	change func(old Deferred) (Deferred, bool),
-) (Deferred, error) {
-	wanted := Deferred{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Instance: instanceID}
+	restarting func([]record.Record) func(instanceID string) bool,
+	change func(old record.Deferral) (record.Deferral, bool),
+) (record.Deferral, error) {
+	wanted := record.Deferral{Cluster: d.opts.Cluster, VolumeID: volumeID, Instance: instanceID}
 	for range 3 {
-		record, err := d.rack.CreateRecord(ctx, deferredPrefix+volumeID, rack.RecordText(wanted))
+		made, err := record.Deferrals.Create(ctx, d.rack, wanted)
 		if err == nil {
-			d.sinceSeen(record.ID, record.Text)
+			d.sinceSeen(made.Stored.ID, made.Stored.Text)
 			d.wakeUp()
-			wanted.recordID, wanted.text = record.ID, record.Text
-			return wanted, nil
+			return made, nil
 		}
 		if !errors.Is(err, rack.ErrAlreadyExists) {
-			return Deferred{}, err
+			return record.Deferral{}, err
 		}
 		if done, err := d.reuse(ctx, &wanted, restarting, change); done || err != nil {
 			return wanted, err
 		}
 	}
-	return Deferred{}, fmt.Errorf(
-		"anti-affinity group %q does not belong to this cluster: delete it if no other cluster uses volume %s: %w",
-		deferredPrefix+volumeID,
-		volumeID,
-		rack.ErrConflict,
-	)
+	_, _, err := record.Deferrals.Get(ctx, d.rack, d.opts.Cluster, volumeID)
+	return record.Deferral{}, cmp.Or(err, fmt.Errorf("volume %s: %w", volumeID, rack.ErrConflict))
 }
 
 // reuse updates the volume's record to wanted. If the record must be recreated, it deletes the record, copies its state
 // into wanted, and returns false.
 func (d *Detacher) reuse(
 	ctx context.Context,
-	wanted *Deferred,
-	restarting func([]rack.Record) func(instanceID string) bool,
-	change func(old Deferred) (Deferred, bool),
+	wanted *record.Deferral,
+	restarting func([]record.Record) func(instanceID string) bool,
+	change func(old record.Deferral) (record.Deferral, bool),
 ) (done bool, err error) {
 	records, err := d.rack.Records(ctx)
 	if err != nil {
 		return false, err
 	}
-	old, ok := Parse(records, d.opts.Cluster).records[wanted.VolumeID]
+	set := Parse(records, d.opts.Cluster)
+	old, ok := set.records[wanted.VolumeID]
 	if !ok {
-		return false, nil // it was just deleted, or belongs to another cluster
+		return false, set.Check(wanted.VolumeID) // nil: it was just deleted
 	}
 	if old.Instance != wanted.Instance && !old.Over && restarting(records)(old.Instance) {
 		return false, fmt.Errorf("volume %s, instance %s: %w", wanted.VolumeID, old.Instance, ErrRestarting)
@@ -251,16 +244,16 @@ func (d *Detacher) reuse(
 		now, changed = change(old)
 	} else if d.opts.Grace > 0 {
 		// The record is left from an earlier attachment to another instance.
-		now, _ = change(old.replacedBy(*wanted))
+		now, _ = change(old.ReplacedBy(*wanted))
 	}
 	*wanted = now
 	switch {
-	case d.mayVanish(old.recordID), old.Instance != wanted.Instance && !old.Over:
+	case d.mayVanish(old.Stored.ID), old.Instance != wanted.Instance && !old.Over:
 		// This record is not reused: the rack may still delete it, or a process that has just detached the disk from the
 		// other instance may mark it as over now.
-		return false, d.delete(ctx, old.recordID)
+		return false, d.delete(ctx, old.Stored.ID)
 	case !changed:
-		if !Parse(records, d.opts.Cluster).Detaching(wanted.VolumeID) {
+		if !set.Detaching(wanted.VolumeID) {
 			return true, nil
 		}
 		// A process may have carried it out already, and be about to mark it as over.
@@ -283,7 +276,7 @@ func (d *Detacher) reuse(
 // found it over deletes it, and one that has just detached the disk marks it as over, without looking at it again. Both
 // have the volume's detaching record, so the end of that one is awaited. If this takes long, the error says so,
 // although the record is probably kept.
-func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
+func (d *Detacher) kept(ctx context.Context, used record.Deferral) (bool, error) {
 	for range keptLooks {
 		set, err := d.List(ctx)
 		if err != nil {
@@ -291,7 +284,7 @@ func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
 		}
 		if !set.Detaching(used.VolumeID) {
 			now, ok := set.Of(used.VolumeID, used.Instance)
-			return ok && now.recordID == used.recordID, nil
+			return ok && now.Stored.ID == used.Stored.ID, nil
 		}
 		select {
 		case <-time.After(keptPause):
@@ -304,9 +297,9 @@ func (d *Detacher) kept(ctx context.Context, used Deferred) (bool, error) {
 
 // expire deletes a record that is over, unless it was used again since it was listed. Another process may be using it
 // again now: it looks for the detaching record afterwards.
-func (d *Detacher) expire(ctx context.Context, listed Deferred) error {
+func (d *Detacher) expire(ctx context.Context, listed record.Deferral) error {
 	return d.holdListed(ctx, listed, func(ctx context.Context) error {
-		if err := d.delete(ctx, listed.recordID); err != nil {
+		if err := d.delete(ctx, listed.Stored.ID); err != nil {
 			return fmt.Errorf("%w: %w", errUnanswered, err)
 		}
 		return nil
@@ -325,8 +318,11 @@ func (d *Detacher) TakeBack(ctx context.Context, volumeID string) error {
 }
 
 // TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
-func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records []rack.Record) (err error) {
+func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records []record.Record) (err error) {
 	set := Parse(records, d.opts.Cluster)
+	if err := set.Check(volumeID); err != nil {
+		return err
+	}
 	if deferred, ok := set.records[volumeID]; ok {
 		if err := d.End(ctx, deferred); err != nil {
 			return err
@@ -342,9 +338,9 @@ func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records 
 }
 
 // End ends a deferred detach.
-func (d *Detacher) End(ctx context.Context, deferred Deferred) error {
+func (d *Detacher) End(ctx context.Context, deferred record.Deferral) error {
 	if d.opts.Grace == 0 {
-		return d.delete(ctx, deferred.recordID)
+		return d.delete(ctx, deferred.Stored.ID)
 	}
 	over := deferred
 	over.Over, over.Untimed = true, false
@@ -354,17 +350,17 @@ func (d *Detacher) End(ctx context.Context, deferred Deferred) error {
 
 // StartClock starts the grace period of an untimed deferred detach, and returns the deferred detach as it is then. It
 // asks for the claims first, and returns [ErrClaimed] or [ErrClaimsUnknown] if the deferred detach stays untimed.
-func (d *Detacher) StartClock(ctx context.Context, deferred Deferred) (Deferred, error) {
+func (d *Detacher) StartClock(ctx context.Context, deferred record.Deferral) (record.Deferral, error) {
 	if !deferred.Untimed {
 		return deferred, nil
 	}
-	if reason := d.Staying(ctx, []Deferred{deferred})[deferred.VolumeID]; reason != nil {
+	if reason := d.Staying(ctx, []record.Deferral{deferred})[deferred.VolumeID]; reason != nil {
 		return deferred, reason
 	}
 	return d.startClock(ctx, deferred)
 }
 
-func (d *Detacher) startClock(ctx context.Context, deferred Deferred) (Deferred, error) {
+func (d *Detacher) startClock(ctx context.Context, deferred record.Deferral) (record.Deferral, error) {
 	timed := deferred
 	timed.Untimed = false
 	updated, err := d.update(ctx, deferred, &timed)
@@ -381,14 +377,14 @@ func (d *Detacher) Forget(ctx context.Context, volumeID string) error {
 		return err
 	}
 	if old, ok := set.records[volumeID]; ok {
-		return d.delete(ctx, old.recordID)
+		return d.delete(ctx, old.Stored.ID)
 	}
 	return nil
 }
 
 // Delete deletes the record of a volume in a set.
 func (d *Detacher) Delete(ctx context.Context, set Set, volumeID string) error {
-	return d.delete(ctx, set.records[volumeID].recordID)
+	return d.delete(ctx, set.records[volumeID].Stored.ID)
 }
 
 // Timed reports whether deferred detaches are carried out when a time has passed.
@@ -396,8 +392,8 @@ func (d *Detacher) Timed() bool { return d.opts.Grace > 0 }
 
 // Left returns the rest of the grace period. For an untimed deferred detach it is the time until [Detacher.Run] asks
 // for the claims, if there is an orchestrator to ask.
-func (d *Detacher) Left(deferred Deferred) time.Duration {
-	return max(0, d.opts.Grace-d.sinceSeen(deferred.recordID, deferred.text))
+func (d *Detacher) Left(deferred record.Deferral) time.Duration {
+	return max(0, d.opts.Grace-d.sinceSeen(deferred.Stored.ID, deferred.Stored.Text))
 }
 
 // Detach carries out the deferred detach of a volume's disk from an instance, whatever is left of its grace period. It
@@ -407,6 +403,9 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 	return d.hold(ctx, volumeID, func(ctx context.Context) error {
 		set, err := d.List(ctx)
 		if err != nil {
+			return err
+		}
+		if err := set.Check(volumeID); err != nil {
 			return err
 		}
 		deferred, ok := set.Of(volumeID, instanceID)
@@ -422,13 +421,16 @@ func (d *Detacher) Detach(ctx context.Context, volumeID, instanceID string) erro
 //
 // The caller's volume may be locked only as long as it waits. The record that this process is detaching the disk keeps
 // later RPCs away, and it may be created only after the caller has left. So the deferred detach must be as it was.
-func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, listed Deferred) error {
+func (d *Detacher) DetachWithin(ctx context.Context, maxWait time.Duration, listed record.Deferral) error {
 	return d.within(ctx, maxWait, listed, d.detachUnclaimed)
 }
 
 // within is [Detacher.DetachWithin] with one of detachUnclaimed and detachNow.
 func (d *Detacher) within(
-	ctx context.Context, maxWait time.Duration, listed Deferred, detach func(context.Context, Deferred) error,
+	ctx context.Context,
+	maxWait time.Duration,
+	listed record.Deferral,
+	detach func(context.Context, record.Deferral) error,
 ) error {
 	timer := time.NewTimer(maxWait)
 	defer timer.Stop()
@@ -479,7 +481,7 @@ func (d *Detacher) end() {
 // detachOrLog is detachListed, and recovers a panic. After a panic the volume's detaching record may still be on the
 // rack.
 func (d *Detacher) detachOrLog(
-	ctx context.Context, listed Deferred, detach func(context.Context, Deferred) error,
+	ctx context.Context, listed record.Deferral, detach func(context.Context, record.Deferral) error,
 ) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -493,7 +495,7 @@ func (d *Detacher) detachOrLog(
 // detachListed carries out a deferred detach as it was listed. With another text it may be untimed, or belong to a
 // later use of the volume.
 func (d *Detacher) detachListed(
-	ctx context.Context, listed Deferred, detach func(context.Context, Deferred) error,
+	ctx context.Context, listed record.Deferral, detach func(context.Context, record.Deferral) error,
 ) error {
 	return d.holdListed(ctx, listed, func(ctx context.Context) error { return detach(ctx, listed) })
 }
@@ -519,7 +521,7 @@ func (d *Detacher) DetachNow(ctx context.Context, volumeID, instanceID string, v
 }
 
 // holdListed is hold for a record that was listed before. [ErrNotDeferred] means that it has changed since.
-func (d *Detacher) holdListed(ctx context.Context, listed Deferred, do func(ctx context.Context) error) error {
+func (d *Detacher) holdListed(ctx context.Context, listed record.Deferral, do func(ctx context.Context) error) error {
 	return d.hold(ctx, listed.VolumeID, func(ctx context.Context) error {
 		set, err := d.List(ctx)
 		if err != nil {
@@ -539,8 +541,8 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 	deadline := time.Now().Add(detachTime)
 	creating, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	mine := detaching{Version: 1, Cluster: d.opts.Cluster, VolumeID: volumeID, Holder: uuid.NewString()}
-	record, err := d.rack.CreateRecord(creating, detachingPrefix+volumeID, rack.RecordText(mine))
+	mine := record.Hold{Cluster: d.opts.Cluster, VolumeID: volumeID, Holder: uuid.NewString()}
+	made, err := record.Holds.Create(creating, d.rack, mine)
 	if errors.Is(err, rack.ErrAlreadyExists) {
 		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
 	}
@@ -556,7 +558,7 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 	}
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), detachTime)
 	defer cancelAfter()
-	removed := d.delete(after, record.ID)
+	removed := d.delete(after, made.Stored.ID)
 	if removed != nil {
 		d.abandon(mine.Holder)
 	}
@@ -564,7 +566,7 @@ func (d *Detacher) hold(ctx context.Context, volumeID string, do func(ctx contex
 }
 
 // detachNow detaches a volume's disk after this process has recorded that. deferred was read afterwards.
-func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
+func (d *Detacher) detachNow(ctx context.Context, deferred record.Deferral) error {
 	volumeID, instanceID := deferred.VolumeID, deferred.Instance
 	disk, err := d.rack.Disk(ctx, volumeID)
 	if errors.Is(err, rack.ErrReplaced) {
@@ -574,7 +576,7 @@ func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
 		if err := d.rack.ConfirmProject(ctx); err != nil {
 			return err
 		}
-		return d.delete(ctx, deferred.recordID)
+		return d.delete(ctx, deferred.Stored.ID)
 	}
 	if err != nil {
 		return err
@@ -612,26 +614,18 @@ func (d *Detacher) detachNow(ctx context.Context, deferred Deferred) error {
 }
 
 // update changes a record from old to now, and counts the change. It returns false if the record was deleted.
-func (d *Detacher) update(ctx context.Context, old Deferred, now *Deferred) (bool, error) {
-	now.Changes = old.Changes + 1
-	now.recordID, now.text = old.recordID, rack.RecordText(*now)
-	err := d.rack.UpdateRecord(ctx, old.recordID, now.text)
-	if errors.Is(err, rack.ErrNotFound) {
-		return false, d.rack.ConfirmProject(ctx)
+func (d *Detacher) update(ctx context.Context, old record.Deferral, now *record.Deferral) (updated bool, err error) {
+	now.Changes, now.Stored = old.Changes+1, old.Stored
+	*now, updated, err = record.Deferrals.Replace(ctx, d.rack, *now)
+	if updated && err == nil {
+		d.sinceSeen(now.Stored.ID, now.Stored.Text)
 	}
-	if err != nil {
-		return false, err
-	}
-	d.sinceSeen(old.recordID, now.text)
-	return true, nil
+	return updated && err == nil, err
 }
 
 // delete deletes a record. It succeeds if the record was deleted before.
 func (d *Detacher) delete(ctx context.Context, recordID string) error {
 	err := d.rack.DeleteRecord(ctx, recordID)
-	if errors.Is(err, rack.ErrNotFound) {
-		return d.rack.ConfirmProject(ctx)
-	}
 	if err != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -666,11 +660,11 @@ func (d *Detacher) sinceSeen(recordID, text string) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s, ok := d.seen[recordID]
-	if !ok || s.text != text {
-		s = seenText{text: text, since: time.Now()}
+	if !ok || s.Text != text {
+		s = record.Seen{Text: text, Since: time.Now()}
 		d.seen[recordID] = s
 	}
-	return time.Since(s.since)
+	return time.Since(s.Since)
 }
 
 // wakeUp makes Run look at the records at once.

@@ -8,12 +8,13 @@
 //
 // # Records
 //
-// A deferred detach is a record on the rack ([rack.Record]), so any controller can carry it out after the one that was
-// asked has ended. There are two kinds of records, each with the ID of its volume in its name:
+// A deferred detach is a record on the rack ([record.Deferral]), so any controller can carry it out after the one that
+// was asked has ended. There are two kinds of records, each with its cluster and the ID of its volume in its name:
 //
 //   - The deferred detach names the instance that must lose the disk. It has a state: waiting for the end
 //     of the grace period, waiting for an event ("untimed"), or over.
-//   - The detaching record says that a process is detaching the disk now, or deletes a deferred detach that is over.
+//   - The detaching record ([record.Hold]) says that a process is detaching the disk now, or deletes a deferred detach
+//     that is over.
 //
 // Creating a record is the only atomic operation of a rack. To detach a disk, a process first creates the detaching
 // record and then reads the deferred detach again. To publish a volume, a process first ends the deferred detach and

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 const (
@@ -30,7 +31,7 @@ const (
 // world is a rack with one disk and a running instance with hot-plug. Its calls are atomic.
 type world struct {
 	holder  string
-	records []rack.Record
+	records []record.Record
 	made    int
 	// turn is called before each call, by the actor that makes it.
 	turn func(actor string)
@@ -72,37 +73,46 @@ func (a actor) Detach(context.Context, rack.DiskID, string) (rack.Disk, error) {
 
 func (a actor) ConfirmProject(context.Context) error { return nil }
 
-func (a actor) Records(context.Context) ([]rack.Record, error) {
+func (a actor) Records(context.Context) ([]record.Record, error) {
 	a.turn(a.name)
 	return slices.Clone(a.records), nil
 }
 
-func (a actor) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+func (a actor) CreateRecord(_ context.Context, name, text string) (record.Record, error) {
 	a.turn(a.name)
-	if slices.ContainsFunc(a.records, func(r rack.Record) bool { return r.Name == name }) {
-		return rack.Record{}, rack.ErrAlreadyExists
+	if slices.ContainsFunc(a.records, func(r record.Record) bool { return r.Name == name }) {
+		return record.Record{}, rack.ErrAlreadyExists
 	}
 	a.made++
-	record := rack.Record{ID: fmt.Sprint(a.made), Name: name, Text: text}
-	a.world.records = append(a.records, record)
-	return record, nil
+	made := record.Record{ID: fmt.Sprint(a.made), Name: name, Text: text}
+	a.world.records = append(a.records, made)
+	return made, nil
 }
 
-func (a actor) UpdateRecord(_ context.Context, id, text string) error {
+func (a actor) RecordNamed(_ context.Context, name string) (record.Record, bool, error) {
 	a.turn(a.name)
-	i := slices.IndexFunc(a.records, func(r rack.Record) bool { return r.ID == id })
+	i := slices.IndexFunc(a.records, func(r record.Record) bool { return r.Name == name })
 	if i < 0 {
-		return rack.ErrNotFound
+		return record.Record{}, false, nil
+	}
+	return a.records[i], true, nil
+}
+
+func (a actor) UpdateRecord(_ context.Context, id, text string) (found bool, err error) {
+	a.turn(a.name)
+	i := slices.IndexFunc(a.records, func(r record.Record) bool { return r.ID == id })
+	if i < 0 {
+		return false, nil
 	}
 	a.records[i].Text = text
-	return nil
+	return true, nil
 }
 
 func (a actor) DeleteRecord(_ context.Context, id string) error {
 	a.turn(a.name)
-	i := slices.IndexFunc(a.records, func(r rack.Record) bool { return r.ID == id })
+	i := slices.IndexFunc(a.records, func(r record.Record) bool { return r.ID == id })
 	if i < 0 {
-		return rack.ErrNotFound
+		return nil
 	}
 	a.world.records = slices.Delete(slices.Clone(a.records), i, i+1)
 	return nil
@@ -235,7 +245,7 @@ func TestPublishedDiskIsNeverDetached(t *testing.T) {
 					t.Fatalf("no process works, and the volume cannot be published: %s", strings.Join(order, " "))
 				}
 				for _, r := range w.records {
-					if strings.HasPrefix(r.Name, "csi-detaching-") {
+					if strings.HasPrefix(r.Name, "csi-hold-") {
 						t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
 					}
 				}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -83,8 +84,8 @@ func (d *Detacher) lookOnce(ctx context.Context) (next time.Duration, err error)
 	failed := d.Tidy(ctx, set)
 	restarting := d.opts.Restarting(records)
 	next = maxPause
-	running := map[string]bool{}   // by instance
-	due := map[string][]Deferred{} // by instance
+	running := map[string]bool{}          // by instance
+	due := map[string][]record.Deferral{} // by instance
 	for _, volumeID := range set.Volumes() {
 		deferred := set.records[volumeID]
 		if restarting(deferred.Instance) {
@@ -115,8 +116,8 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 	var failed error
 	for _, volumeID := range slices.Sorted(maps.Keys(set.detaching)) {
 		c := set.detaching[volumeID]
-		if d.sinceSeen(c.recordID, "") >= detachingLifetime || d.isAbandoned(c.Holder) {
-			failed = errors.Join(failed, d.delete(ctx, c.recordID))
+		if d.sinceSeen(c.Stored.ID, "") >= detachingLifetime || d.isAbandoned(c.Holder) {
+			failed = errors.Join(failed, d.delete(ctx, c.Stored.ID))
 		}
 	}
 	return failed
@@ -125,12 +126,16 @@ func (d *Detacher) Tidy(ctx context.Context, set Set) error {
 // untilDue returns the time until something has to be done for a deferred detach. 0 means now. Without a guest that
 // uses the disk, a detach is safe before its time. running holds what this look at the records has learned of the
 // instances.
-func (d *Detacher) untilDue(ctx context.Context, deferred Deferred, running map[string]bool) (time.Duration, error) {
+func (d *Detacher) untilDue(
+	ctx context.Context,
+	deferred record.Deferral,
+	running map[string]bool,
+) (time.Duration, error) {
 	if deferred.Over {
 		return maxPause, d.expireOld(ctx, deferred)
 	}
 	left := d.Left(deferred)
-	timeless := deferred.Untimed && !d.Asks() || d.refusedLately(deferred.recordID)
+	timeless := deferred.Untimed && !d.Asks() || d.refusedLately(deferred.Stored.ID)
 	if !deferred.Untimed && !timeless && left == 0 {
 		return 0, nil
 	}
@@ -151,8 +156,8 @@ func (d *Detacher) untilDue(ctx context.Context, deferred Deferred, running map[
 }
 
 // expireOld deletes a record that has been over for long enough.
-func (d *Detacher) expireOld(ctx context.Context, deferred Deferred) error {
-	if d.sinceSeen(deferred.recordID, deferred.text) < repetitionTime {
+func (d *Detacher) expireOld(ctx context.Context, deferred record.Deferral) error {
+	if d.sinceSeen(deferred.Stored.ID, deferred.Stored.Text) < repetitionTime {
 		return nil
 	}
 	return unlessGaveWay(d.expire(ctx, deferred))
@@ -160,7 +165,7 @@ func (d *Detacher) expireOld(ctx context.Context, deferred Deferred) error {
 
 // carryOut does what is due for a deferred detach, after the claims were asked. stays is why the disk stays attached,
 // or nil. An untimed deferred detach gets its time, unless its instance has no guest.
-func (d *Detacher) carryOut(ctx context.Context, deferred Deferred, stays error, runs bool) error {
+func (d *Detacher) carryOut(ctx context.Context, deferred record.Deferral, stays error, runs bool) error {
 	var err error
 	switch {
 	case stays != nil:
@@ -204,10 +209,10 @@ func (d *Detacher) refusedLately(recordID string) bool {
 	return refused && time.Since(at) < refusalBackoff
 }
 
-func (d *Detacher) noteRefusal(deferred Deferred) {
+func (d *Detacher) noteRefusal(deferred record.Deferral) {
 	d.mu.Lock()
-	_, known := d.refused[deferred.recordID]
-	d.refused[deferred.recordID] = time.Now()
+	_, known := d.refused[deferred.Stored.ID]
+	d.refused[deferred.Stored.ID] = time.Now()
 	d.mu.Unlock()
 	if !known {
 		d.opts.Log.Info(
@@ -221,16 +226,16 @@ func (d *Detacher) noteRefusal(deferred Deferred) {
 func (d *Detacher) forgetUnseen(set Set) {
 	there := map[string]bool{}
 	for _, deferred := range set.records {
-		there[deferred.recordID] = true
+		there[deferred.Stored.ID] = true
 	}
 	for _, c := range set.detaching {
-		there[c.recordID] = true
+		there[c.Stored.ID] = true
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, s := range d.seen {
 		// A record that was created after the list was read is not in it.
-		if !there[id] && time.Since(s.since) > maxPause {
+		if !there[id] && time.Since(s.Since) > maxPause {
 			delete(d.seen, id)
 			delete(d.refused, id)
 			delete(d.stays, id)

@@ -8,12 +8,12 @@
 //
 // # Records
 //
-// There are two kinds of records on the rack ([rack.Record]):
+// There are two kinds of records on the rack ([record.Record]):
 //
 //   - The intent, csi-expand-<volume ID>, says that an expansion is under way. It names the attempt, a UUID. The
 //     snapshot's name follows from the attempt.
 //   - The decision, csi-grown-<disk ID>, is keyed by the disk that would be replaced. It says of one attempt that it is
-//     committed or taken back ([rack.Replacement]).
+//     committed or taken back ([record.Replacement]).
 //
 // The decision about the volume's first disk has the volume's ID in its name. It stays as long as the volume, because
 // it leads from the volume ID to the disk's name: [rack.Client.Disk] reads it if the volume ID answers 404. All other

@@ -18,6 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // Rack is the part of [rack.Client] that an [Expander] uses.
@@ -36,9 +37,9 @@ type Rack interface {
 	Storage(ctx context.Context) (quotaBytes, usedBytes uint64, err error)
 	ConfirmProject(ctx context.Context) error
 
-	Records(ctx context.Context) ([]rack.Record, error)
-	RecordNamed(ctx context.Context, name string) (rack.Record, error)
-	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
+	Records(ctx context.Context) ([]record.Record, error)
+	RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error)
+	CreateRecord(ctx context.Context, name, text string) (record.Record, error)
 	DeleteRecord(ctx context.Context, id string) error
 }
 
@@ -75,11 +76,16 @@ type Expander struct {
 	// deleted are volumes whose deletion this process has answered with OK. What a late process leaves of them is
 	// deleted.
 	deleted map[string]bool
+	// said are the texts about groups on the rack that were logged.
+	said map[string]bool
 }
 
 // New returns an expander. It sends no request.
 func New(r Rack, cluster string, log *slog.Logger) *Expander {
-	return &Expander{rack: r, cluster: cluster, log: log, known: map[string]sighting{}, deleted: map[string]bool{}}
+	return &Expander{
+		rack: r, cluster: cluster, log: log,
+		known: map[string]sighting{}, deleted: map[string]bool{}, said: map[string]bool{},
+	}
 }
 
 // Expand replaces the disk of a volume by one of sizeBytes. The disk is detached, writable, and of this plugin. If an
@@ -105,7 +111,7 @@ func (e *Expander) Expand(ctx context.Context, disk rack.Disk, sizeBytes int64) 
 }
 
 // carryOut takes all steps after the first one. begun says that this call created the intent.
-func (e *Expander) carryOut(ctx context.Context, i intent, begun bool, disk rack.Disk) (rack.Disk, error) {
+func (e *Expander) carryOut(ctx context.Context, i record.Intent, begun bool, disk rack.Disk) (rack.Disk, error) {
 	if !begun {
 		d, decided, err := e.decisionOf(ctx, i)
 		switch {
@@ -142,34 +148,37 @@ func (e *Expander) carryOut(ctx context.Context, i intent, begun bool, disk rack
 }
 
 // begin creates the intent. If the volume has one already, it returns that one, and false.
-func (e *Expander) begin(ctx context.Context, disk rack.Disk, sizeBytes int64) (i intent, begun bool, err error) {
-	i = intent{
-		Version: 1, Cluster: e.cluster, Volume: disk.VolumeID, Disk: disk.ID, Attempt: uuid.NewString(),
+func (e *Expander) begin(
+	ctx context.Context,
+	disk rack.Disk,
+	sizeBytes int64,
+) (i record.Intent, begun bool, err error) {
+	i = record.Intent{
+		Cluster: e.cluster, Volume: disk.VolumeID, Disk: disk.ID, Attempt: uuid.NewString(),
 		SizeBytes: sizeBytes,
 	}
 	for range 3 {
-		record, err := e.rack.CreateRecord(ctx, intentPrefix+disk.VolumeID, rack.RecordText(i))
+		i, err := record.Intents.Create(ctx, e.rack, i)
 		if err == nil {
-			i.recordID = record.ID
 			return i, true, nil
 		}
 		if !errors.Is(err, rack.ErrAlreadyExists) {
-			return intent{}, false, err
+			return record.Intent{}, false, err
 		}
-		if old, found, err := e.intent(ctx, disk.VolumeID); err != nil || found {
+		if old, found, err := record.Intents.Get(ctx, e.rack, "", disk.VolumeID); err != nil || found {
 			return old, false, err
 		}
 	}
-	return intent{}, false, fmt.Errorf("volume %s: %w", disk.VolumeID, ErrUnderWay)
+	return record.Intent{}, false, fmt.Errorf("volume %s: %w", disk.VolumeID, ErrUnderWay)
 }
 
 // prepare takes the steps up to the commit, and returns the decision and the snapshot. It takes the attempt back if one
 // of them fails for good. diskName is the name of all disks of the volume.
 func (e *Expander) prepare(
 	ctx context.Context,
-	i intent,
+	i record.Intent,
 	diskName string,
-) (d rack.Replacement, snapshot rack.Snapshot, err error) {
+) (d record.Replacement, snapshot rack.Snapshot, err error) {
 	disk, err := e.oldDisk(ctx, i, diskName)
 	if err != nil {
 		return d, snapshot, err
@@ -219,7 +228,7 @@ func (e *Expander) prepare(
 
 // oldDisk returns the disk that an attempt replaces, in the state in which that is possible. It takes the attempt back
 // if the disk will not get into that state by itself.
-func (e *Expander) oldDisk(ctx context.Context, i intent, diskName string) (rack.Disk, error) {
+func (e *Expander) oldDisk(ctx context.Context, i record.Intent, diskName string) (rack.Disk, error) {
 	disk, err := e.rack.DiskByID(ctx, i.Disk)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -244,7 +253,7 @@ func (e *Expander) oldDisk(ctx context.Context, i intent, diskName string) (rack
 
 // whyGone says why the disk of an attempt does not exist any more: another process has replaced it, or the volume was
 // deleted.
-func (e *Expander) whyGone(ctx context.Context, i intent, diskName string) error {
+func (e *Expander) whyGone(ctx context.Context, i record.Intent, diskName string) error {
 	disk, err := e.rack.DiskByName(ctx, diskName)
 	switch {
 	case err == nil && disk.VolumeID == i.Volume:
@@ -256,7 +265,7 @@ func (e *Expander) whyGone(ctx context.Context, i intent, diskName string) error
 }
 
 // snapshot makes the snapshot of the attempt, or returns it if it exists.
-func (e *Expander) snapshot(ctx context.Context, i intent, description string) (rack.Snapshot, error) {
+func (e *Expander) snapshot(ctx context.Context, i record.Intent, description string) (rack.Snapshot, error) {
 	name := diskname.ForExpansion(i.Attempt)
 	snapshot, err := e.rack.CreateSnapshot(ctx, name, description, i.Disk)
 	if err != nil && (errors.Is(err, rack.ErrAlreadyExists) || rack.OutcomeUnknown(err)) {
@@ -278,24 +287,28 @@ func (e *Expander) snapshot(ctx context.Context, i intent, description string) (
 
 // decide creates the decision of an attempt. If the disk is decided already, it returns that decision, which may be
 // about another attempt.
-func (e *Expander) decide(ctx context.Context, i intent, diskName string, commit bool) (rack.Replacement, error) {
-	wanted := rack.Replacement{
-		Version: 1, Cluster: i.Cluster, Volume: i.Volume, Disk: i.Disk, DiskName: diskName, Attempt: i.Attempt,
+func (e *Expander) decide(
+	ctx context.Context,
+	i record.Intent,
+	diskName string,
+	commit bool,
+) (record.Replacement, error) {
+	wanted := record.Replacement{
+		Cluster: i.Cluster, Volume: i.Volume, Disk: i.Disk, DiskName: diskName, Attempt: i.Attempt,
 		SizeBytes: i.SizeBytes, Committed: commit,
 	}
 	for range 3 {
-		record, err := e.rack.CreateRecord(ctx, rack.ReplacementPrefix+string(i.Disk), rack.RecordText(wanted))
+		made, err := record.Replacements.Create(ctx, e.rack, wanted)
 		if err == nil {
-			wanted.RecordID = record.ID
-			return wanted, nil
+			return made, nil
 		}
 		if !errors.Is(err, rack.ErrAlreadyExists) && !rack.OutcomeUnknown(err) {
-			return rack.Replacement{}, err
+			return record.Replacement{}, err
 		}
-		made, found, lookErr := e.decision(ctx, i.Disk)
+		made, found, lookErr := record.Replacements.Get(ctx, e.rack, "", string(i.Disk))
 		switch {
 		case lookErr != nil:
-			return rack.Replacement{}, lookErr
+			return record.Replacement{}, lookErr
 		case found && made.Attempt == i.Attempt:
 			return made, nil
 		case found:
@@ -303,19 +316,19 @@ func (e *Expander) decide(ctx context.Context, i intent, diskName string, commit
 			if err != nil || !late {
 				return made, err
 			}
-			if err := e.deleteRecord(ctx, made.RecordID); err != nil {
-				return rack.Replacement{}, err
+			if err := e.rack.DeleteRecord(ctx, made.Stored.ID); err != nil {
+				return record.Replacement{}, err
 			}
 		case !errors.Is(err, rack.ErrAlreadyExists):
-			return rack.Replacement{}, err // the record may still appear
+			return record.Replacement{}, err // the record may still appear
 		}
 	}
-	return rack.Replacement{}, fmt.Errorf("volume %s: %w", i.Volume, ErrUnderWay)
+	return record.Replacement{}, fmt.Errorf("volume %s: %w", i.Volume, ErrUnderWay)
 }
 
 // giveUp takes an attempt back that this process cannot carry out, and returns the reason. If another process has
 // committed the attempt, the error says that the expansion is under way.
-func (e *Expander) giveUp(ctx context.Context, i intent, reason error) error {
+func (e *Expander) giveUp(ctx context.Context, i record.Intent, reason error) error {
 	err := e.takeBack(ctx, i)
 	switch {
 	case errors.Is(err, ErrTakenBack):
@@ -330,7 +343,7 @@ func (e *Expander) giveUp(ctx context.Context, i intent, reason error) error {
 
 // takeBack takes an attempt back. It returns [ErrTakenBack] if that is done, and [ErrUnderWay] if the attempt is
 // committed, or if another attempt has replaced the disk.
-func (e *Expander) takeBack(ctx context.Context, i intent) error {
+func (e *Expander) takeBack(ctx context.Context, i record.Intent) error {
 	d, err := e.decide(ctx, i, "", false)
 	switch {
 	case err != nil:
@@ -345,38 +358,38 @@ func (e *Expander) takeBack(ctx context.Context, i intent) error {
 	case err != nil:
 		return err
 	case late:
-		return errors.Join(e.deleteRecord(ctx, d.RecordID), ErrTakenBack)
+		return errors.Join(e.rack.DeleteRecord(ctx, d.Stored.ID), ErrTakenBack)
 	}
 	return fmt.Errorf("volume %s: %w", i.Volume, ErrUnderWay)
 }
 
 // drop deletes the snapshot and intent of an attempt that lost to another one, which has replaced the disk.
-func (e *Expander) drop(ctx context.Context, i intent) error {
+func (e *Expander) drop(ctx context.Context, i record.Intent) error {
 	if err := e.deleteSnapshot(ctx, i.Attempt); err != nil {
 		return err
 	}
-	if err := e.deleteRecord(ctx, i.recordID); err != nil {
+	if err := e.rack.DeleteRecord(ctx, i.Stored.ID); err != nil {
 		return err
 	}
 	return fmt.Errorf("volume %s: %w", i.Volume, ErrUnderWay)
 }
 
 // clearTakenBack deletes what an attempt made that was taken back: the snapshot, the intent, and the decision last.
-func (e *Expander) clearTakenBack(ctx context.Context, i intent, d rack.Replacement) error {
+func (e *Expander) clearTakenBack(ctx context.Context, i record.Intent, d record.Replacement) error {
 	if err := e.deleteSnapshot(ctx, i.Attempt); err != nil {
 		return err
 	}
-	if err := e.deleteRecord(ctx, i.recordID); err != nil {
+	if err := e.rack.DeleteRecord(ctx, i.Stored.ID); err != nil {
 		return err
 	}
-	return e.deleteRecord(ctx, d.RecordID)
+	return e.rack.DeleteRecord(ctx, d.Stored.ID)
 }
 
 // isLate reports whether a decision is left of an attempt that was taken back. It reads the intent first: a committed
 // attempt deletes the disk before it deletes its intent, and an attempt that was taken back deletes its intent before
 // its decision. So a missing intent and then an existing disk show that a process committed after the attempt was taken
 // back.
-func (e *Expander) isLate(ctx context.Context, d rack.Replacement) (bool, error) {
+func (e *Expander) isLate(ctx context.Context, d record.Replacement) (bool, error) {
 	i, found, err := e.intent(ctx, d.Volume)
 	if err != nil || found && i.Attempt == d.Attempt {
 		return false, err

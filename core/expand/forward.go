@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // forward takes the steps after a decision that another call made, and returns the new disk. A decision that is not
@@ -19,13 +20,13 @@ import (
 //
 // needed says that an RPC needs the volume, so that the volume was not deleted. Only then is the new disk made if the
 // old one is gone already.
-func (e *Expander) forward(ctx context.Context, d rack.Replacement, needed bool) (rack.Disk, error) {
+func (e *Expander) forward(ctx context.Context, d record.Replacement, needed bool) (rack.Disk, error) {
 	i, found, err := e.intent(ctx, d.Volume)
 	switch {
 	case err != nil:
 		return rack.Disk{}, err
 	case !d.Committed && (!found || i.Attempt != d.Attempt):
-		return rack.Disk{}, errors.Join(e.deleteRecord(ctx, d.RecordID), ErrTakenBack)
+		return rack.Disk{}, errors.Join(e.rack.DeleteRecord(ctx, d.Stored.ID), ErrTakenBack)
 	case !d.Committed:
 		return rack.Disk{}, errors.Join(e.clearTakenBack(ctx, i, d), ErrTakenBack)
 	case !found || i.Attempt != d.Attempt:
@@ -70,7 +71,7 @@ func (e *Expander) forward(ctx context.Context, d rack.Replacement, needed bool)
 
 // withoutIntent is forward for a decision whose intent is gone. A committed attempt deletes its intent after it has
 // made the new disk. So if the old disk still has its name, then the decision came after the attempt was taken back.
-func (e *Expander) withoutIntent(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
+func (e *Expander) withoutIntent(ctx context.Context, d record.Replacement) (rack.Disk, error) {
 	disk, err := e.existing(ctx, d)
 	switch {
 	case errors.Is(err, errOld):
@@ -78,9 +79,9 @@ func (e *Expander) withoutIntent(ctx context.Context, d rack.Replacement) (rack.
 			return rack.Disk{}, err
 		}
 		return rack.Disk{}, errors.Join(
-			e.deleteRecord(ctx, d.RecordID), fmt.Errorf("volume %s: %w", d.Volume, ErrTakenBack))
+			e.rack.DeleteRecord(ctx, d.Stored.ID), fmt.Errorf("volume %s: %w", d.Volume, ErrTakenBack))
 	case err == nil && d.Disk != rack.DiskID(d.Volume):
-		err = e.deleteRecord(ctx, d.RecordID)
+		err = e.rack.DeleteRecord(ctx, d.Stored.ID)
 	}
 	return disk, err
 }
@@ -88,7 +89,7 @@ func (e *Expander) withoutIntent(ctx context.Context, d rack.Replacement) (rack.
 // deleteOld deletes the replaced disk. Any answer but success is an error, and this call does not make the new disk
 // then: DeleteVolume may have deleted the old one, and a deleted volume must not come back. The snapshot stays, because
 // a proxy may have repeated the request.
-func (e *Expander) deleteOld(ctx context.Context, d rack.Replacement) error {
+func (e *Expander) deleteOld(ctx context.Context, d record.Replacement) error {
 	failed := e.rack.DeleteDisk(ctx, d.Disk)
 	if failed == nil {
 		return nil
@@ -109,7 +110,7 @@ func (e *Expander) deleteOld(ctx context.Context, d rack.Replacement) error {
 }
 
 // createNew makes the new disk of the snapshot, or returns it if it exists.
-func (e *Expander) createNew(ctx context.Context, d rack.Replacement, snapshot rack.Snapshot) (rack.Disk, error) {
+func (e *Expander) createNew(ctx context.Context, d record.Replacement, snapshot rack.Snapshot) (rack.Disk, error) {
 	spec := rack.DiskSpec{
 		Name: d.DiskName, Description: snapshot.Description, SizeBytes: d.SizeBytes, SnapshotID: snapshot.ID,
 	}
@@ -146,7 +147,7 @@ func (e *Expander) createNew(ctx context.Context, d rack.Replacement, snapshot r
 var errOld = errors.New("the old disk still exists")
 
 // existing returns the new disk, in a stable state. [ErrDeleted] means that there is none.
-func (e *Expander) existing(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
+func (e *Expander) existing(ctx context.Context, d record.Replacement) (rack.Disk, error) {
 	disk, err := e.rack.DiskByName(ctx, d.DiskName)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
@@ -182,24 +183,19 @@ func (e *Expander) existing(ctx context.Context, d rack.Replacement) (rack.Disk,
 }
 
 // cleanUp deletes the snapshot and the records of a finished expansion. snapshotID may be empty.
-func (e *Expander) cleanUp(ctx context.Context, i intent, d rack.Replacement, snapshotID string) error {
+func (e *Expander) cleanUp(ctx context.Context, i record.Intent, d record.Replacement, snapshotID string) error {
 	if snapshotID != "" {
 		if err := e.confirmGone(ctx, e.rack.DeleteSnapshot(ctx, snapshotID)); err != nil {
 			return err
 		}
 	}
-	if err := e.deleteRecord(ctx, i.recordID); err != nil {
+	if err := e.rack.DeleteRecord(ctx, i.Stored.ID); err != nil {
 		return err
 	}
 	if d.Disk == rack.DiskID(d.Volume) {
 		return nil // this record leads from the volume ID to the disk
 	}
-	return e.deleteRecord(ctx, d.RecordID)
-}
-
-// deleteRecord deletes a record. It succeeds if the record was deleted before.
-func (e *Expander) deleteRecord(ctx context.Context, id string) error {
-	return e.confirmGone(ctx, e.rack.DeleteRecord(ctx, id))
+	return e.rack.DeleteRecord(ctx, d.Stored.ID)
 }
 
 // deleteSnapshot deletes the snapshot of an attempt, if it exists.

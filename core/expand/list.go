@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // Disks lists like [rack.Client.Disks], and lists a volume also between the deletion of its old disk and the creation
@@ -29,7 +30,7 @@ func (e *Expander) Disks(
 	return func(yield func(rack.ListItem[rack.Disk], error) bool) {
 		l := &lister{
 			Expander: e, from: from,
-			replaced: map[string]rack.Replacement{}, created: map[string]rack.Disk{}, listed: map[string]bool{},
+			replaced: map[string]record.Replacement{}, created: map[string]rack.Disk{}, listed: map[string]bool{},
 		}
 		fail := func(err error) { yield(rack.ListItem[rack.Disk]{}, err) }
 		if err := l.readRecords(ctx); err != nil {
@@ -46,6 +47,10 @@ func (e *Expander) Disks(
 				return
 			}
 			if begun = true; !l.listReplaced(ctx, item.ID, token, yield) {
+				return
+			}
+			if item.Value, err = l.believed(ctx, item.Value); err != nil {
+				fail(err)
 				return
 			}
 			token = item.PageToken
@@ -69,8 +74,10 @@ type lister struct {
 	from rack.Cursor
 	// replaced are the expansions whose old disk was not reached yet, by that disk's place in the list, which is its ID.
 	// created are new disks that were found by their names and not reached yet, by their places.
-	replaced map[string]rack.Replacement
+	replaced map[string]record.Replacement
 	created  map[string]rack.Disk
+	// records are the records as they were read last.
+	records recordSet
 	// listed are the volumes that were listed. Any of them may begin to grow while the list is read.
 	listed map[string]bool
 }
@@ -83,6 +90,7 @@ func (l *lister) readRecords(ctx context.Context) error {
 		return err
 	}
 	set := parseRecords(records)
+	l.records = set
 	for disk, d := range set.decisions {
 		place := string(disk)
 		if d.Cluster == l.cluster && set.underWay(d) && place > l.from.LastID && !l.isDeleted(d.Volume) {
@@ -90,6 +98,25 @@ func (l *lister) readRecords(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// believed returns a disk as that of the volume that its description names, if a record says so, or if the volume's
+// first disk is gone: the record may have been deleted by hand. Otherwise any user may have written the description.
+func (l *lister) believed(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+	first := rack.DiskID(disk.VolumeID)
+	if !disk.Grown() || disk.HalfDeleted() || l.records.decisions[first].DiskName == disk.Name ||
+		l.records.newer[disk.VolumeID] != nil {
+		return disk, nil
+	}
+	old, err := l.rack.DiskByID(ctx, first)
+	switch {
+	case errors.Is(err, rack.ErrNotFound), err == nil && old.HalfDeleted():
+		return disk, nil
+	case err != nil && !errors.Is(err, rack.ErrUnknown) && !errors.Is(err, record.ErrFormat):
+		return disk, err
+	}
+	disk.VolumeID, disk.CreatedBytes = string(disk.ID), disk.SizeBytes
+	return disk, nil
 }
 
 // isRepeated reports whether the volume of a disk was listed already, and notes that it is listed now. A half-deleted
@@ -158,7 +185,7 @@ func (l *lister) take(ctx context.Context, place string) (disk rack.Disk, found 
 
 // between returns the disk of a volume whose old disk was not listed: the new one, or what its snapshot says.
 // [rack.ErrNotFound] means that the volume was deleted. A list also shows what is in an unknown state.
-func (l *lister) between(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
+func (l *lister) between(ctx context.Context, d record.Replacement) (rack.Disk, error) {
 	disk, err := l.named(ctx, d)
 	if !errors.Is(err, rack.ErrNotFound) {
 		return disk, err
@@ -180,7 +207,7 @@ func (l *lister) between(ctx context.Context, d rack.Replacement) (rack.Disk, er
 }
 
 // named returns the volume's disk by its name. [rack.ErrNotFound] also means that another disk took the name.
-func (l *lister) named(ctx context.Context, d rack.Replacement) (rack.Disk, error) {
+func (l *lister) named(ctx context.Context, d record.Replacement) (rack.Disk, error) {
 	disk, err := l.rack.DiskByName(ctx, d.DiskName)
 	if errors.Is(err, rack.ErrUnknown) {
 		err = nil

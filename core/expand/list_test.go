@@ -9,10 +9,13 @@ import (
 	"iter"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // replacingRack is a rack on which a disk is replaced while the disks are listed. It lists pages of one size.
@@ -64,14 +67,17 @@ func (r *replacingRack) Disks(
 	}
 }
 
-func (r *replacingRack) Records(context.Context) ([]rack.Record, error) {
-	i := intent{Version: 1, Cluster: "c", Volume: grownVolume, Disk: replacedDisk, Attempt: tryID}
-	d := rack.Replacement{
-		Version: 1, Cluster: "c", Volume: grownVolume, Disk: replacedDisk, DiskName: "name", Attempt: tryID, Committed: true,
+func (r *replacingRack) Records(context.Context) ([]record.Record, error) {
+	i := record.Intent{Cluster: "c", Volume: grownVolume, Disk: replacedDisk, Attempt: tryID}
+	d := record.Replacement{
+		Cluster: "c", Volume: grownVolume, Disk: replacedDisk, DiskName: "name", Attempt: tryID, Committed: true,
 	}
-	return []rack.Record{
-		{Name: intentPrefix + grownVolume, Text: rack.RecordText(i)},
-		{Name: rack.ReplacementPrefix + replacedDisk, Text: rack.RecordText(d)},
+	first := d // its first expansion is over
+	first.Disk, first.Attempt = grownVolume, "before"
+	return []record.Record{
+		{Name: record.Replacements.Name(first), Text: record.Replacements.Text(first)},
+		{Name: record.Intents.Name(i), Text: record.Intents.Text(i)},
+		{Name: record.Replacements.Name(d), Text: record.Replacements.Text(d)},
 	}, nil
 }
 
@@ -119,5 +125,38 @@ func TestDisksAreListedOnce(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// groups is a rack that only lists groups.
+type groups struct {
+	Rack
+	names []string
+}
+
+func (g groups) Records(context.Context) ([]record.Record, error) {
+	var records []record.Record
+	for _, name := range g.names {
+		records = append(records, record.Record{Name: name, Text: "text"})
+	}
+	return records, nil
+}
+
+// What is ignored on the rack is said in the log, once.
+func TestIgnoredGroupIsSaidOnce(t *testing.T) {
+	var log strings.Builder
+	r := groups{
+		names: []string{"csi-nodes-spread", "csi-expand-x", record.Deferrals.Named("c", "x"), record.Holds.Named("d", "x")},
+	}
+	e := New(r, "c", slog.New(slog.NewTextHandler(&log, nil)))
+	for range 2 {
+		_, err := e.Settle(t.Context(), nil, time.Minute, func([]record.Record) map[string]string { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if said := log.String(); strings.Count(said, "\n") != 2 || !strings.Contains(said, "csi-expand-x") ||
+		!strings.Contains(said, "csi-defer-") {
+		t.Errorf("logged:\n%s", said)
 	}
 }

@@ -6,67 +6,59 @@ package expand
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
-
-// intentPrefix is followed by the volume ID. It is permanent: a newer version must find the records of an older one. In
-// a list by name the intents come before the decisions, as [Expander.Yield] has to read them.
-const intentPrefix = "csi-expand-"
-
-// intent is the record of an expansion under way. Its JSON names are permanent.
-type intent struct {
-	Version int    `json:"v"`
-	Cluster string `json:"cluster"`
-	Volume  string `json:"vol"`
-	// Disk is the disk that is replaced.
-	Disk      rack.DiskID `json:"disk"`
-	Attempt   string      `json:"try"`
-	SizeBytes int64       `json:"bytes"`
-
-	recordID string
-}
-
-func parseIntent(record rack.Record) (intent, bool) {
-	i := intent{recordID: record.ID}
-	volume, named := strings.CutPrefix(record.Name, intentPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &i) != nil || i.Version < 1 || i.Volume != volume {
-		return intent{}, false
-	}
-	return i, true
-}
 
 // recordSet are the intents and decisions in a list of a rack's records.
 type recordSet struct {
-	intents   map[string]intent                // by volume
-	decisions map[rack.DiskID]rack.Replacement // by replaced disk
+	intents   map[string]record.Intent           // by volume
+	decisions map[rack.DiskID]record.Replacement // by replaced disk
+	// newer are the volumes with a record of a newer format. names are the names of their disks, as far as such a record
+	// still says that, and attempts their attempts.
+	newer    map[string]error
+	names    map[string]error
+	attempts map[string]bool
 }
 
-// parseRecords reads a list of records. It leaves out other records and unreadable ones.
-func parseRecords(records []rack.Record) recordSet {
-	set := recordSet{intents: map[string]intent{}, decisions: map[rack.DiskID]rack.Replacement{}}
-	for _, record := range records {
-		if i, ok := parseIntent(record); ok {
-			set.intents[i.Volume] = i
-		} else if d, ok := rack.ParseReplacement(record); ok {
-			set.decisions[d.Disk] = d
+// parseRecords reads a list of records. It leaves out other records.
+func parseRecords(records []record.Record) recordSet {
+	set := recordSet{
+		intents: map[string]record.Intent{}, decisions: map[rack.DiskID]record.Replacement{},
+		newer: map[string]error{}, names: map[string]error{}, attempts: map[string]bool{},
+	}
+	intents, newerIntents := record.Intents.In(records, "")
+	for _, i := range intents {
+		set.intents[i.Volume], set.attempts[i.Attempt] = i, true
+	}
+	decisions, newerDecisions := record.Replacements.In(records, "")
+	for _, n := range newerIntents {
+		set.newer[n.Fields.Volume], set.attempts[n.Fields.Attempt] = n.Err, true
+	}
+	for _, n := range newerDecisions {
+		set.newer[n.Fields.Volume], set.attempts[n.Fields.Attempt] = n.Err, true
+		set.names[n.Fields.DiskName] = n.Err
+	}
+	for _, d := range decisions {
+		set.decisions[d.Disk], set.attempts[d.Attempt] = d, true
+		if err := set.newer[d.Volume]; err != nil {
+			set.names[d.DiskName] = err
 		}
 	}
 	return set
 }
 
-// volumes returns the volumes that the records are about, sorted.
+// volumes returns the volumes that the records are about, sorted, without those that this version cannot read.
 func (s recordSet) volumes() []string {
 	volumes := slices.Collect(maps.Keys(s.intents))
 	for _, d := range s.decisions {
 		volumes = append(volumes, d.Volume)
 	}
+	volumes = slices.DeleteFunc(volumes, func(volume string) bool { return s.newer[volume] != nil })
 	slices.Sort(volumes)
 	return slices.Compact(volumes)
 }
@@ -89,55 +81,31 @@ func (s recordSet) unfinished(cluster string, hasSnapshot map[string]bool) map[s
 }
 
 // underWay reports whether a committed expansion is not finished. Its intent is deleted after its new disk was made.
-func (s recordSet) underWay(d rack.Replacement) bool {
+func (s recordSet) underWay(d record.Replacement) bool {
 	return d.Committed && s.intents[d.Volume].Attempt == d.Attempt
 }
 
-// names reports whether a record names the snapshot of an attempt.
-func (s recordSet) names(attempt string) bool {
-	for _, i := range s.intents {
-		if i.Attempt == attempt {
-			return true
-		}
-	}
-	for _, d := range s.decisions {
-		if d.Attempt == attempt {
-			return true
-		}
-	}
-	return false
+// intent returns the intent of a volume. A group that is none does not count.
+func (e *Expander) intent(ctx context.Context, volumeID string) (record.Intent, bool, error) {
+	i, found, err := record.Intents.Get(ctx, e.rack, "", volumeID)
+	return i, found, orNone(err)
 }
 
-// intent returns the intent of a volume.
-func (e *Expander) intent(ctx context.Context, volumeID string) (intent, bool, error) {
-	return recordOf(ctx, e.rack, intentPrefix+volumeID, parseIntent)
+// decision returns the decision about a disk. A group that is none does not count.
+func (e *Expander) decision(ctx context.Context, diskID rack.DiskID) (record.Replacement, bool, error) {
+	d, found, err := record.Replacements.Get(ctx, e.rack, "", string(diskID))
+	return d, found, orNone(err)
 }
 
-// decision returns the decision about a disk.
-func (e *Expander) decision(ctx context.Context, diskID rack.DiskID) (rack.Replacement, bool, error) {
-	return recordOf(ctx, e.rack, rack.ReplacementPrefix+string(diskID), rack.ParseReplacement)
+func orNone(err error) error {
+	if errors.Is(err, record.ErrNoRecord) {
+		return nil
+	}
+	return err
 }
 
 // decisionOf returns the decision of an attempt.
-func (e *Expander) decisionOf(ctx context.Context, i intent) (rack.Replacement, bool, error) {
+func (e *Expander) decisionOf(ctx context.Context, i record.Intent) (record.Replacement, bool, error) {
 	d, found, err := e.decision(ctx, i.Disk)
 	return d, found && d.Attempt == i.Attempt, err
-}
-
-// recordOf reads a record by its name.
-func recordOf[T any](ctx context.Context, r Rack, name string, parse func(rack.Record) (T, bool)) (T, bool, error) {
-	var zero T
-	record, err := r.RecordNamed(ctx, name)
-	if errors.Is(err, rack.ErrNotFound) {
-		return zero, false, nil
-	}
-	if err != nil {
-		return zero, false, err
-	}
-	parsed, ok := parse(record)
-	if !ok {
-		return zero, false, fmt.Errorf(
-			"anti-affinity group %q is no record: delete it: %w", record.Name, rack.ErrConflict)
-	}
-	return parsed, true, nil
 }

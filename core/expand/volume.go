@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // Finish finishes the expansion of a volume whose disk is gone ([rack.ErrReplaced]), and returns the new disk.
@@ -57,6 +58,9 @@ func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Dis
 		return rack.Disk{}, err
 	}
 	set := parseRecords(records)
+	if err := set.names[diskName]; err != nil {
+		return rack.Disk{}, err
+	}
 	for _, d := range set.decisions {
 		if d.DiskName != diskName || !set.underWay(d) || e.isDeleted(d.Volume) {
 			continue
@@ -76,12 +80,15 @@ func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Dis
 // disk before it read the records. If an expansion is committed, the disk is detached again, and the error is
 // [ErrUnderWay]. After any other error the disk may still be attached: [rack.ErrNotStopped] says that the rack does not
 // detach it while its instance runs.
-func (e *Expander) Yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+func (e *Expander) Yield(ctx context.Context, disk rack.Disk, records []record.Record) error {
 	set := parseRecords(records)
+	if err := set.newer[disk.VolumeID]; err != nil {
+		return err
+	}
 	if d, decided := set.decisions[disk.ID]; decided {
 		late, err := e.isLate(ctx, d)
 		if err == nil && late {
-			err = e.deleteRecord(ctx, d.RecordID)
+			err = e.rack.DeleteRecord(ctx, d.Stored.ID)
 		}
 		if err != nil {
 			return err
@@ -170,10 +177,13 @@ func (e *Expander) Deleted(ctx context.Context, volumeID string, grown bool) err
 // forget deletes all records and snapshots of a deleted volume. The record that leads from the volume ID to the disk
 // goes last, so that a repeated DeleteVolume finds the rest.
 func (e *Expander) forget(ctx context.Context, volumeID string, set recordSet) error {
-	decisions := slices.DeleteFunc(slices.Collect(maps.Values(set.decisions)), func(d rack.Replacement) bool {
+	if err := set.newer[volumeID]; err != nil {
+		return err
+	}
+	decisions := slices.DeleteFunc(slices.Collect(maps.Values(set.decisions)), func(d record.Replacement) bool {
 		return d.Volume != volumeID
 	})
-	slices.SortFunc(decisions, func(a, b rack.Replacement) int {
+	slices.SortFunc(decisions, func(a, b record.Replacement) int {
 		switch {
 		case a.Disk == rack.DiskID(volumeID):
 			return 1
@@ -200,12 +210,12 @@ func (e *Expander) forget(ctx context.Context, volumeID string, set recordSet) e
 		}
 	}
 	if begun {
-		if err := e.deleteRecord(ctx, i.recordID); err != nil {
+		if err := e.rack.DeleteRecord(ctx, i.Stored.ID); err != nil {
 			return err
 		}
 	}
 	for _, d := range decisions {
-		if err := e.deleteRecord(ctx, d.RecordID); err != nil {
+		if err := e.rack.DeleteRecord(ctx, d.Stored.ID); err != nil {
 			return err
 		}
 	}
@@ -214,7 +224,7 @@ func (e *Expander) forget(ctx context.Context, volumeID string, set recordSet) e
 }
 
 // deleteMadeMeanwhile deletes a disk that another process made of the snapshot before the snapshot was deleted.
-func (e *Expander) deleteMadeMeanwhile(ctx context.Context, d rack.Replacement) error {
+func (e *Expander) deleteMadeMeanwhile(ctx context.Context, d record.Replacement) error {
 	if d.DiskName == "" {
 		return nil // the attempt was taken back
 	}
@@ -248,7 +258,7 @@ func (e *Expander) deleteHalf(ctx context.Context, diskID rack.DiskID) error {
 // deleteHalves deletes such disks of all volumes of this cluster that have grown. adoptions are the clusters that have
 // adopted a volume, by volume. A decision names the cluster that made it, which may not own the volume any more.
 func (e *Expander) deleteHalves(ctx context.Context, set recordSet, adoptions map[string]string) (failed error) {
-	committed := func(d rack.Replacement) bool { return d.Committed }
+	committed := func(d record.Replacement) bool { return d.Committed }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(set.decisions)), committed) {
 		return nil
 	}
@@ -282,11 +292,14 @@ func (e *Expander) Settle(
 	ctx context.Context,
 	snapshots []rack.Snapshot,
 	age time.Duration,
-	adoptions func(records []rack.Record) map[string]string,
+	adoptions func(records []record.Record) map[string]string,
 ) (again bool, err error) {
 	records, err := e.rack.Records(ctx) // after the snapshots: an attempt's intent is older than its snapshot
 	if err != nil {
 		return true, err
+	}
+	for _, err := range record.Unread(records, e.cluster) {
+		e.sayOnce(err.Error())
 	}
 	set := parseRecords(records)
 	var failed error
@@ -295,7 +308,8 @@ func (e *Expander) Settle(
 		attempt, _ := strings.CutPrefix(snapshot.Name, diskname.ForExpansion(""))
 		hasSnapshot[attempt], creating[attempt] = true, snapshot.State == rack.SnapshotCreating
 		described, _ := rack.ParseDescription(snapshot.Description)
-		if snapshot.Expansion() && described.Cluster == e.cluster && !set.names(attempt) {
+		if snapshot.Expansion() && described.Cluster == e.cluster && !set.attempts[attempt] &&
+			set.newer[snapshot.VolumeID] == nil {
 			failed = errors.Join(failed, e.deleteSnapshot(ctx, attempt))
 		}
 	}
@@ -316,6 +330,17 @@ func (e *Expander) Settle(
 	}
 	failed = errors.Join(failed, e.deleteHalves(ctx, set, adoptions(records)))
 	return again || failed != nil, failed
+}
+
+// sayOnce logs that a group is ignored.
+func (e *Expander) sayOnce(why string) {
+	e.mu.Lock()
+	said := e.said[why]
+	e.said[why] = true
+	e.mu.Unlock()
+	if !said {
+		e.log.Warn("a record on the rack is not read", "error", why)
+	}
 }
 
 // settle finishes what the records say of a volume, or takes it back.

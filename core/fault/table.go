@@ -340,7 +340,13 @@ var (
 		Word: "FormatNewer", Code: codes.FailedPrecondition, Link: "volume", Actor: Operator,
 		Verdict: "a newer version of the plugin has written what this one reads",
 		Next:    "upgrade the plugin again: docs/how-to/upgrade.md",
-		Why:     "It happens after a rollback. Nothing was changed.",
+		Why:     "It happens after a rollback. Other volumes and instances are not concerned.",
+	})
+	NoRecord = row(Row{
+		Word: "NoRecord", Code: codes.FailedPrecondition, Link: "volume", Actor: Operator,
+		Verdict: "an anti-affinity group of the project has a name that the plugin needs for a record",
+		Next:    "delete the group that the messages below name, unless somebody else needs it",
+		Why:     "The group was made or changed by hand. Nothing else is refused because of it.",
 	})
 	ChangedMeanwhile = row(Row{
 		Word: "ChangedMeanwhile", Code: codes.Unavailable, Link: "rack", Actor: Nobody,

@@ -91,11 +91,11 @@ func (c *Client) checkDisk(d Disk, asked identity, doing string, args ...any) (D
 			d.InstanceID,
 		)
 	}
-	return c.asVolume(d), nil
+	return asVolume(d), nil
 }
 
-// lookedUp is [Client.checkDisk] for a disk that the caller works on. It returns [ErrFormat] for one whose description
-// it would misread, and [ErrUnknown] together with a disk that can only be shown.
+// lookedUp is [Client.checkDisk] for a disk that the caller works on. It returns [record.ErrFormat] for one whose
+// description it would misread, and [ErrUnknown] together with a disk that can only be shown.
 func (c *Client) lookedUp(d Disk, asked identity, doing string, args ...any) (Disk, error) {
 	d, err := c.checkDisk(d, asked, doing, args...)
 	if err == nil {
@@ -122,8 +122,8 @@ func (c *Client) checkDisks(items []sdkDisk, doing string, args ...any) ([]Disk,
 	return disks, nil
 }
 
-// checkSnapshot is [Client.checkAnswer] for a snapshot. It returns [ErrFormat] for one whose description it would
-// misread, and [ErrUnknown] together with a snapshot that can only be shown.
+// checkSnapshot is [Client.checkAnswer] for a snapshot. It returns [record.ErrFormat] for one whose description it
+// would misread, and [ErrUnknown] together with a snapshot that can only be shown.
 func (c *Client) checkSnapshot(s Snapshot, asked identity, doing string, args ...any) (Snapshot, error) {
 	if err := c.checkAnswer(identity{s.ID, s.Name, s.ProjectID}, asked, doing, args...); err != nil {
 		return Snapshot{}, err

@@ -34,7 +34,7 @@ func TestAnswersAboutSomethingElse(t *testing.T) {
 		"snapshot":          func(r *rig) error { _, err := r.Snapshot(t.Context(), id); return err },
 		"snapshot by name":  func(r *rig) error { _, err := r.SnapshotByName(t.Context(), "d"); return err },
 		"create record":     func(r *rig) error { _, err := r.CreateRecord(t.Context(), "d", "text"); return err },
-		"update record":     func(r *rig) error { return r.UpdateRecord(t.Context(), id, "text") },
+		"update record":     func(r *rig) error { _, err := r.UpdateRecord(t.Context(), id, "text"); return err },
 		"records":           func(r *rig) error { _, err := r.Records(t.Context()); return err },
 		"project":           func(r *rig) error { return r.ConfirmProject(t.Context()) },
 		"list of disks":     func(r *rig) error { return listError(r.Disks(t.Context(), Cursor{}, 0)) },

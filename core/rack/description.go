@@ -12,8 +12,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // descriptionBytes is less than the rack's limit of 512 bytes and leaves room for a later field. An encrypted disk with
@@ -77,7 +77,12 @@ func NewTemporaryDescription(cluster, volume string, lineage []string) Descripti
 
 func describe(kind diskname.Kind, cluster, name string) Description {
 	sum := diskname.Hash(kind, cluster, name)
-	return Description{Version: format, Cluster: cluster, Hash: base64.StdEncoding.EncodeToString(sum[:]), Name: name}
+	return Description{
+		Version: record.Format,
+		Cluster: cluster,
+		Hash:    base64.StdEncoding.EncodeToString(sum[:]),
+		Name:    name,
+	}
 }
 
 // A lineage has at most lineageLength disks: a description has room for no more beside the longest cluster ID. A
@@ -160,32 +165,29 @@ func FullNames(kind diskname.Kind, text string) (name, claim string) {
 	return name, claim
 }
 
-// format is the version of the format of descriptions and records. A later version of the plugin that writes something
-// which this one would misread writes a higher version, and keeps the fields v and cluster.
-const format = 1
-
-// ErrFormat means that a newer version of the plugin wrote the description or the record, in a format that this version
-// would misread.
-var ErrFormat = fault.FormatNewer.New("was written by a newer version of the plugin, upgrade this one")
-
-// checkFormat returns [ErrFormat] for the text of a newer format, with the name of the object that has it.
+// checkFormat returns [record.ErrFormat] for the text of a newer format, with the name of the object that has it.
 func checkFormat(object, text string) error {
 	var written struct {
 		Version int    `json:"v"`
 		Cluster string `json:"cluster"`
 	}
 	if !strings.HasPrefix(text, "{") || json.Unmarshal([]byte(text), &written) != nil ||
-		written.Cluster == "" || written.Version <= format {
+		written.Cluster == "" || written.Version <= record.Format {
 		return nil
 	}
-	return fmt.Errorf("%s has format %d, not %d: it %w", object, written.Version, format, ErrFormat)
+	return fmt.Errorf("%s has format %d, not %d: it %w", object, written.Version, record.Format, record.ErrFormat)
 }
 
 // ParseDescription reads a description that this plugin wrote. It returns false for any other text, also for that of a
-// newer format: in a list, such a disk or snapshot has no owner, so nothing deletes it. A lookup returns [ErrFormat].
+// newer format: in a list, such a disk or snapshot has no owner, so nothing deletes it. A lookup returns
+// [record.ErrFormat].
 func ParseDescription(text string) (Description, bool) {
 	var d Description
-	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Version < 1 || d.Version > format || d.Cluster == "" ||
+	if err := json.Unmarshal(
+		[]byte(text),
+		&d,
+	); err != nil || d.Version < 1 || d.Version > record.Format ||
+		d.Cluster == "" ||
 		d.Hash == "" {
 		return Description{}, false
 	}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,44 +16,11 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // A rack cannot change the size of a disk. Package expand replaces the disk by a larger one, and the volume keeps its
 // ID: the UUID of its first disk. This file translates between the two. Outside of it, a disk has the ID of its volume.
-
-// ReplacementPrefix is the prefix of the names of the records that replace a disk. The ID of the replaced disk follows.
-// It is permanent: a newer version must find the records of an older one.
-const ReplacementPrefix = "csi-grown-"
-
-// Replacement is the record of a disk that is replaced by a larger one. That of a volume's first disk stays as long as
-// the volume, because it leads from the volume's ID to the name of its disk. Its JSON names are permanent.
-type Replacement struct {
-	Version int    `json:"v"`
-	Cluster string `json:"cluster"`
-	// Volume is the ID of the volume. Disk is the replaced disk. They are equal for the volume's first disk.
-	Volume string `json:"vol"`
-	Disk   DiskID `json:"disk"`
-	// DiskName is the name of the replaced disk and of all disks that follow it.
-	DiskName string `json:"name"`
-	// Attempt identifies the expansion. It is a UUID, and part of the name of the expansion's snapshot.
-	Attempt string `json:"try"`
-	// SizeBytes is the size of the new disk.
-	SizeBytes int64 `json:"bytes"`
-	// Committed is the decision: the disk is replaced, or the expansion is taken back.
-	Committed bool `json:"commit"`
-
-	RecordID string `json:"-"`
-}
-
-// ParseReplacement returns false for a record that is no replacement.
-func ParseReplacement(record Record) (Replacement, bool) {
-	r := Replacement{RecordID: record.ID}
-	disk, named := strings.CutPrefix(record.Name, ReplacementPrefix)
-	if !named || json.Unmarshal([]byte(record.Text), &r) != nil || r.Version < 1 || string(r.Disk) != disk {
-		return Replacement{}, false
-	}
-	return r, true
-}
 
 // ErrReplaced means that the disk of a volume was deleted, and that its larger successor does not exist yet.
 var ErrReplaced = fault.VolumeBeingReplaced.New("the disk of the volume is being replaced by a larger one")
@@ -68,7 +34,7 @@ func (d Disk) HalfDeleted() bool { return d.State == Faulted && d.Name == "delet
 const maxGrown = 20_000
 
 // asVolume gives a disk the ID of its volume, and the size and the source that the volume's first disk had.
-func (c *Client) asVolume(d Disk) Disk {
+func asVolume(d Disk) Disk {
 	d.CreatedBytes = d.SizeBytes
 	if !strings.Contains(d.Description, `"vol":`) { // saves the parsing of most descriptions in long lists
 		return d
@@ -80,13 +46,21 @@ func (c *Client) asVolume(d Disk) Disk {
 	}
 	d.VolumeID, d.CreatedBytes = volume, described.CreatedBytes
 	d.SnapshotID, d.ImageID = described.SourceSnapshot, described.SourceImage
+	return d
+}
+
+// rememberDisk notes the disk of a volume that grew. A description alone does not show that it is: any user of the
+// project may write one. The caller has made the disk, or the volume's first disk is gone.
+func (c *Client) rememberDisk(d Disk) {
+	if !d.Grown() {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.disks) >= maxGrown {
 		clear(c.disks)
 	}
-	c.disks[volume] = d.ID
-	return d
+	c.disks[d.VolumeID] = d.ID
 }
 
 // diskName returns the name of the disk of the volume that is described, or "" for a description that this plugin did
@@ -128,27 +102,41 @@ func (c *Client) Disk(ctx context.Context, id string) (Disk, error) {
 		return old, notFound
 	}
 	c.forgetDisk(id)
-	record, err := c.RecordNamed(ctx, ReplacementPrefix+id)
+	replacement, found, err := record.Replacements.Get(ctx, c, "", id)
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, record.ErrNoRecord):
 		return old, notFound
 	case errors.Is(err, ErrProject):
 		return Disk{}, fmt.Errorf("%w: %v", ErrUnavailable, c.notBelieved(err)) // the disk may exist
 	case err != nil:
 		return Disk{}, err
-	}
-	replacement, ok := ParseReplacement(record)
-	if !ok || !replacement.Committed {
+	case !found || !replacement.Committed:
 		return old, notFound
 	}
 	disk, err := c.DiskByName(ctx, replacement.DiskName)
 	switch {
 	case err == nil && disk.VolumeID == id:
+		c.rememberDisk(disk)
 		return disk, nil
 	case err == nil, errors.Is(err, ErrNotFound):
 		return Disk{}, fmt.Errorf("rack %q: volume %s: %w", c.name, id, ErrReplaced)
 	}
 	return Disk{}, err
+}
+
+// GrownDisk looks in the list of all disks for that of a volume without a first disk ([ErrNotFound] of [Client.Disk]):
+// the record that leads to it may have been deleted by hand.
+func (c *Client) GrownDisk(ctx context.Context, id string) (disk Disk, found bool, err error) {
+	for listed, err := range c.Disks(ctx, Cursor{}, 0) {
+		if err != nil {
+			return Disk{}, false, err
+		}
+		if disk := listed.Value; disk.VolumeID == id && disk.Grown() && !disk.HalfDeleted() {
+			c.rememberDisk(disk)
+			return disk, true, nil
+		}
+	}
+	return Disk{}, false, nil
 }
 
 // DiskByID returns a disk by its own ID on the rack.

@@ -149,9 +149,8 @@ func (s State) Transient() bool {
 	return s == Creating || s == Attaching || s == Detaching || s == Maintenance
 }
 
-// DiskID is the ID that the rack has for one disk. The ID of a volume is a plain string, as in CSI: it stays the same
-// while the volume gets one larger disk after another. With two types the compiler keeps them apart.
-type DiskID string
+// DiskID is [diskname.DiskID].
+type DiskID = diskname.DiskID
 
 // Disk is a disk as the rack describes it.
 type Disk struct {
@@ -269,8 +268,12 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 	if err != nil {
 		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", disk.Name, disk.SizeBytes, c.project)
 	}
-	return c.lookedUp(
+	made, err := c.lookedUp(
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
+	if err == nil {
+		c.rememberDisk(made)
+	}
+	return made, err
 }
 
 // DiskByName returns a disk of the project by its name. For a project that does not exist, the error is [ErrProject]. A

@@ -6,55 +6,26 @@ package rack
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
-// Record is a small text that the rack keeps under a name, visible to all users of the project. It is stored as an
-// anti-affinity group without members, which affects nothing and counts against no quota (docs/reference/rack.md §8).
-// Creating a record is atomic, because names are unique. Updating it is not atomic.
-type Record struct {
-	ID   string
-	Name string
-	// Text has at most 512 bytes.
-	Text string
-	// Created and Modified are by the rack's clock. Each update moves Modified.
-	Created, Modified time.Time
-}
-
-func recordFrom(g *oxide.AntiAffinityGroup) Record {
-	return Record{
+func recordFrom(g *oxide.AntiAffinityGroup) record.Record {
+	return record.Record{
 		ID: g.Id, Name: string(g.Name), Text: g.Description,
 		Created: timeOrZero(g.TimeCreated), Modified: timeOrZero(g.TimeModified),
 	}
 }
 
-// RecordText encodes a struct of strings, numbers and booleans as the text of a record.
-func RecordText(record any) string {
-	text, err := json.Marshal(record)
-	if err != nil {
-		panic(fmt.Sprintf("a struct of strings, numbers and booleans always encodes: %v", err))
-	}
-	return string(text)
-}
-
-// checkFormat returns [ErrFormat] for a record of this plugin that this version would misread. A group of another
-// owner may have any text.
-func (c *Client) checkFormat(r Record) error {
-	if !strings.HasPrefix(r.Name, "csi-") {
-		return nil
-	}
-	return checkFormat(fmt.Sprintf("rack %q: anti-affinity group %q", c.name, r.Name), r.Text)
-}
-
-// Records lists all records of the project by name, including anti-affinity groups that are not ours. It returns
-// [ErrFormat] if one of any cluster has a newer format: without that record the list would not be whole.
-func (c *Client) Records(ctx context.Context) ([]Record, error) {
-	var records []Record
+// Records lists all groups of the project by name whose names begin as those of records, of any cluster. A user may
+// have made some of them by hand.
+func (c *Client) Records(ctx context.Context) ([]record.Record, error) {
+	var records []record.Record
 	for token := ""; ; {
 		page, err := c.sdk.AntiAffinityGroupList(ctx, oxide.AntiAffinityGroupListParams{
 			Project:   c.projectRef(),
@@ -68,11 +39,10 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 		if err := checkPage(c, page.Items, "list the anti-affinity groups of project %q", c.project); err != nil {
 			return nil, err
 		}
-		for _, record := range convert(page.Items, recordFrom) {
-			if err := c.checkFormat(record); err != nil {
-				return nil, err
+		for _, r := range convert(page.Items, recordFrom) {
+			if strings.HasPrefix(r.Name, record.Prefix) {
+				records = append(records, r)
 			}
-			records = append(records, record)
 		}
 		switch page.NextPage {
 		case "":
@@ -84,30 +54,30 @@ func (c *Client) Records(ctx context.Context) ([]Record, error) {
 	}
 }
 
-// RecordNamed returns a record of the project by its name. [ErrNotFound] means that there is none, as for
-// [Client.DiskByName].
-func (c *Client) RecordNamed(ctx context.Context, name string) (Record, error) {
+// RecordNamed returns a record of the project by its name. It returns false if there is none: a token that has lost its
+// role gets that, too.
+func (c *Client) RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error) {
 	group, err := c.sdk.AntiAffinityGroupView(ctx, oxide.AntiAffinityGroupViewParams{
 		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
 	})
 	if err != nil {
 		err = c.translate(ctx, err, "look up anti-affinity group %q in project %q", name, c.project)
-		return Record{}, c.confirmNotFound(ctx, err)
+		if err = c.confirmNotFound(ctx, err); errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		return record.Record{}, false, err
 	}
-	record := recordFrom(group)
-	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
+	r = recordFrom(group)
+	got, asked := identity{r.ID, r.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
 	if err := c.checkAnswer(got, asked, "look up anti-affinity group %q", name); err != nil {
-		return Record{}, err
+		return record.Record{}, false, err
 	}
-	if err := c.checkFormat(record); err != nil {
-		return Record{}, err
-	}
-	return record, nil
+	return r, true, nil
 }
 
 // CreateRecord creates a record. [ErrAlreadyExists] means that the name is taken, perhaps by an earlier attempt of
 // ours.
-func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, error) {
+func (c *Client) CreateRecord(ctx context.Context, name, text string) (record.Record, error) {
 	group, err := c.sdk.AntiAffinityGroupCreate(ctx, oxide.AntiAffinityGroupCreateParams{
 		Project: c.projectRef(),
 		Body: &oxide.AntiAffinityGroupCreate{
@@ -115,37 +85,50 @@ func (c *Client) CreateRecord(ctx context.Context, name, text string) (Record, e
 		},
 	})
 	if err != nil {
-		return Record{}, c.translate(ctx, err, "create anti-affinity group %q in project %q", name, c.project)
+		return record.Record{}, c.translate(ctx, err, "create anti-affinity group %q in project %q", name, c.project)
 	}
-	record := recordFrom(group)
-	got, asked := identity{record.ID, record.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
+	r := recordFrom(group)
+	got, asked := identity{r.ID, r.Name, group.ProjectId}, identity{name: name, projectID: c.knownProjectID()}
 	if err := c.checkAnswer(got, asked, "create anti-affinity group %q", name); err != nil {
-		return Record{}, err
+		return record.Record{}, err
 	}
-	return record, nil
+	return r, nil
 }
 
-// UpdateRecord replaces the text of a record, by its ID.
-func (c *Client) UpdateRecord(ctx context.Context, id, text string) error {
+// UpdateRecord replaces the text of a record, by its ID. It returns false if the record was deleted, which is
+// confirmed.
+func (c *Client) UpdateRecord(ctx context.Context, id, text string) (found bool, err error) {
 	group, err := c.sdk.AntiAffinityGroupUpdate(ctx, oxide.AntiAffinityGroupUpdateParams{
 		AntiAffinityGroup: oxide.NameOrId(id), Body: &oxide.AntiAffinityGroupUpdate{Description: text},
 	})
 	if err != nil {
-		return c.translate(ctx, err, "update anti-affinity group %s", id)
+		return false, c.confirmGone(ctx, c.translate(ctx, err, "update anti-affinity group %s", id))
 	}
-	return c.checkAnswer(identity{id: group.Id}, identity{id: id}, "update anti-affinity group %s", id)
+	return true, c.checkAnswer(identity{id: group.Id}, identity{id: id}, "update anti-affinity group %s", id)
 }
 
-// DeleteRecord deletes a record by its ID. A second call returns [ErrNotFound].
+// DeleteRecord deletes a record by its ID. It succeeds if the record was deleted before, which is confirmed.
 func (c *Client) DeleteRecord(ctx context.Context, id string) error {
 	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{AntiAffinityGroup: oxide.NameOrId(id)})
-	return c.translate(ctx, err, "delete anti-affinity group %s", id)
+	return c.confirmGone(ctx, c.translate(ctx, err, "delete anti-affinity group %s", id))
 }
 
-// DeleteRecordNamed deletes a record of the project by its name. [ErrNotFound] means that there is none.
+// DeleteRecordNamed deletes a record of the project by its name. It succeeds if there is none.
 func (c *Client) DeleteRecordNamed(ctx context.Context, name string) error {
 	err := c.sdk.AntiAffinityGroupDelete(ctx, oxide.AntiAffinityGroupDeleteParams{
 		AntiAffinityGroup: oxide.NameOrId(name), Project: c.projectRef(),
 	})
-	return c.confirmNotFound(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
+	err = c.confirmNotFound(ctx, c.translate(ctx, err, "delete anti-affinity group %q", name))
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// confirmGone turns an [ErrNotFound] into nil if it can be trusted.
+func (c *Client) confirmGone(ctx context.Context, err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return c.ConfirmProject(ctx)
+	}
+	return err
 }

@@ -31,6 +31,9 @@ const (
 	timerSweep     timer = "sweep"
 	timerStuck     timer = "stuck"
 	timerOutdated  timer = "outdated"
+	timerDown      timer = "down"
+	timerUnseen    timer = "unseen"
+	timerVanished  timer = "vanished"
 )
 
 // clock is the engine's only source of time.

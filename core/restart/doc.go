@@ -15,8 +15,8 @@
 //
 // # Records
 //
-// State that must outlive a crash is kept on the rack, in records with unique names ([rack.Record]). Creating a record
-// is the only atomic operation.
+// State that must outlive a crash is kept on the rack, in records with unique names ([record.Restart]). Creating a
+// record is the only atomic operation.
 //
 //   - A restart record says which instance is being restarted, by which process, and for which disks. Its name holds a
 //     slot and an epoch. There are as many slots as instances may be down at once. Before the record says "mayStop",
@@ -36,6 +36,13 @@
 // To publish a volume with a deferred detach, a process first ends that record and then looks for a restart record.
 // To restart an instance, a process first creates the restart record and then looks for deferred detaches. So a disk
 // that was published again is never detached.
+//
+// # Starts
+//
+// An instance that was stopped for a restart is started, whatever else fails: its start depends on nothing but the
+// rack's answer to it. Each stage of a stopped instance ends after a time, and a look, a list, a renewal or a record
+// that fails or vanishes does not keep the instance down. A record that was deleted by hand is created again with the
+// next epoch, while no other process can have taken the restart over.
 //
 // # Time
 //

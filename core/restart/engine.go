@@ -22,6 +22,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -40,9 +41,10 @@ type Rack interface {
 	StartInstance(ctx context.Context, id string) error
 	ConfirmProject(ctx context.Context) error
 
-	Records(ctx context.Context) ([]rack.Record, error)
-	CreateRecord(ctx context.Context, name, text string) (rack.Record, error)
-	UpdateRecord(ctx context.Context, id, text string) error
+	Records(ctx context.Context) ([]record.Record, error)
+	CreateRecord(ctx context.Context, name, text string) (record.Record, error)
+	RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error)
+	UpdateRecord(ctx context.Context, id, text string) (found bool, err error)
 	DeleteRecord(ctx context.Context, id string) error
 }
 
@@ -99,7 +101,7 @@ type Options struct {
 	// Yield is called for an attached disk, with all records of the rack, which were read after it was attached: before
 	// its instance starts, and before its volume counts as published. [rack.ErrRefused] means that the disk is being
 	// replaced and was detached again, [rack.ErrNotStopped] that it could not be detached. It may be nil.
-	Yield func(ctx context.Context, disk rack.Disk, records []rack.Record) error
+	Yield func(ctx context.Context, disk rack.Disk, records []record.Record) error
 	// LockInstance locks an instance while the engine looks at its disks and attaches another one, so that no RPC attaches
 	// one at the same time. A caller of [Engine.Publish] holds the lock already. Nil means no lock.
 	LockInstance func(ctx context.Context, instanceID string) (release func(), err error)
@@ -128,6 +130,12 @@ const (
 	requestOutdated = 3 * time.Hour
 	// applyTimeout limits the retries of disk changes that the rack does not answer.
 	applyTimeout = time.Minute
+	// downTimeout is how long an instance that was stopped for a restart stays down at most. Then it is started whatever
+	// else has failed.
+	downTimeout = 80 * time.Second
+	// unseenTimeout is how long an instance that may be down is not seen before it is started unseen, and then the time
+	// between two such starts.
+	unseenTimeout = 40 * time.Second
 	// handoverTimeout limits the wait for another process to take over the restart of this process's own instance.
 	handoverTimeout = 2 * time.Minute
 	// sweepInterval is the time between searches for records about deleted disks. The first search is at the start.
@@ -170,7 +178,7 @@ type Engine struct {
 	// held are the restarts that this process holds, by ID.
 	held map[string]*heldRestart
 	// lastSeen has the text of other processes' records and since when it is unchanged, by record ID.
-	lastSeen map[string]seenRecord
+	lastSeen map[string]record.Seen
 	// lastSweep is when records about deleted disks were last searched for.
 	lastSweep time.Time
 	// refusals are the instances that are left alone after a refused restart.
@@ -200,12 +208,6 @@ type attachRequest struct {
 	failedDisk rack.DiskID
 }
 
-// seenRecord is the text of another process's record, and since when it is unchanged.
-type seenRecord struct {
-	text  string
-	since time.Time
-}
-
 // refusal is the last refused restart of an instance.
 type refusal struct {
 	since  time.Time
@@ -226,7 +228,7 @@ func New(r Rack, opts Options) *Engine {
 	if opts.Detacher == nil {
 		opts.Detacher = detach.New(r, detach.Options{
 			Cluster:    opts.Cluster,
-			Restarting: func(records []rack.Record) func(string) bool { return Restarting(records, opts.Cluster) },
+			Restarting: func(records []record.Record) func(string) bool { return Restarting(records, opts.Cluster) },
 			Log:        opts.Log,
 		})
 	}
@@ -246,7 +248,7 @@ func New(r Rack, opts Options) *Engine {
 		watched:      map[string]bool{},
 		statuses:     restartStatuses{},
 		held:         map[string]*heldRestart{},
-		lastSeen:     map[string]seenRecord{},
+		lastSeen:     map[string]record.Seen{},
 		refusals:     map[string]refusal{},
 	}
 }
@@ -322,7 +324,7 @@ func (e *Engine) handOverAll(ctx context.Context) {
 			continue
 		}
 		h.record = r
-		h.record.handOver("")
+		h.record.HandOver("")
 		if held, err := e.renewRecord(ctx, h); err != nil || !held {
 			e.opts.Log.Warn("could not hand a restart over", "node_id", r.Instance, "restart_id", r.ID, "error", err)
 			continue
@@ -385,15 +387,19 @@ func (e *Engine) wakeUp() {
 // tick looks at all restarts once, and takes each held one step further.
 func (e *Engine) tick(ctx context.Context) error {
 	e.expireRequests()
-	records, err := e.readRecords(ctx)
+	reading, cancel := halfOf(ctx)
+	defer cancel()
+	records, err := e.readRecords(reading)
 	if err != nil {
-		for _, h := range e.held {
-			h.changing = time.Time{}
+		for _, id := range sortedKeys(e.held) {
+			e.held[id].changing = time.Time{}
+			err = errors.Join(err, e.bringBack(ctx, e.held[id]))
 		}
 		return err
 	}
 	e.notifyEnded(records)
-	e.dropLost(records)
+	restored := e.restoreVanished(ctx, records)
+	e.dropLost(records, restored)
 	// An error belongs to its restart. It neither stops the other restarts nor the planning of new ones.
 	failed := e.opts.Detacher.Tidy(ctx, records.deferred)
 	for _, r := range records.restarts {
@@ -438,14 +444,14 @@ func (e *Engine) sweep(ctx context.Context, records recordSet) error {
 
 // advanceInTime advances a restart within half of the time that the tick has left. So calls that hang for one restart
 // leave time for the others and for planning.
-func (e *Engine) advanceInTime(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) advanceInTime(ctx context.Context, r record.Restart, records recordSet) error {
 	ctx, cancel := halfOf(ctx)
 	defer cancel()
 	return e.advance(ctx, r, records)
 }
 
 // advance takes one restart further if this process holds it, or takes it over if that is due.
-func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) advance(ctx context.Context, r record.Restart, records recordSet) error {
 	if h := e.held[r.ID]; h != nil && r.Holder == e.holder {
 		h.record = r
 		return e.step(ctx, h, records)
@@ -461,41 +467,64 @@ func (e *Engine) advance(ctx context.Context, r restartRecord, records recordSet
 }
 
 // adopt handles a record with this process as holder that it does not know: the answer to its creation was lost.
-func (e *Engine) adopt(ctx context.Context, r restartRecord, records recordSet) error {
+func (e *Engine) adopt(ctx context.Context, r record.Restart, records recordSet) error {
 	for _, from := range records.superseded {
 		if from.ID == r.ID {
 			e.addHeld(r, from)
 			return nil
 		}
 	}
-	return e.deleteRecord(ctx, r.recordID) // nothing was requested yet, or the restart is over
+	return e.rack.DeleteRecord(ctx, r.Stored.ID) // nothing was requested yet, or the restart is over
 }
 
 // leaseExpired reports whether a record did not change for the length of the lease.
-func (e *Engine) leaseExpired(r restartRecord) bool {
-	s := e.lastSeen[r.recordID]
-	if s.text != r.recordedText {
-		e.lastSeen[r.recordID] = seenRecord{text: r.recordedText, since: e.clock.Now()}
+func (e *Engine) leaseExpired(r record.Restart) bool {
+	s := e.lastSeen[r.Stored.ID]
+	if s.Text != r.Stored.Text {
+		e.lastSeen[r.Stored.ID] = record.Seen{Text: r.Stored.Text, Since: e.clock.Now()}
 		return false
 	}
-	return e.clock.Passed(timerLease, r.recordID, s.since, e.opts.Lease)
+	return e.clock.Passed(timerLease, r.Stored.ID, s.Since, e.opts.Lease)
 }
 
 // takeOver creates the next epoch of a restart whose lease expired or that was handed over.
-func (e *Engine) takeOver(ctx context.Context, from restartRecord) error {
-	mine := from
-	mine.epoch++
+func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
+	now, mine := e.clock.Now(), from
+	mine.Epoch++
 	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
-	mine, ok, err := e.createRestart(ctx, mine)
-	if err != nil || !ok {
-		return err
+	creating, cancel := halfOf(ctx)
+	defer cancel()
+	mine, ok, err := e.createRestart(creating, mine)
+	if err != nil {
+		return errors.Join(err, e.startAbandoned(ctx, from))
+	}
+	if !ok {
+		return nil
 	}
 	e.addHeld(mine, from)
+	e.held[mine.ID].renewed = now
 	return nil
 }
 
+// startAbandoned starts an instance that may be down for a restart whose holder has been silent for so long that this
+// process would have trusted the record, if it could take the restart over.
+func (e *Engine) startAbandoned(ctx context.Context, from record.Restart) error {
+	seen := e.lastSeen[from.Stored.ID].Since
+	if !from.MayStop || seen.IsZero() ||
+		!e.clock.Passed(timerUnseen, from.ID, seen, e.opts.Lease+e.takeoverWait()+unseenTimeout) {
+		return nil
+	}
+	instance, err := e.instance(ctx, from.Instance)
+	if err != nil || instance.RunState != rack.Stopped && instance.RunState != rack.Failed {
+		return err
+	}
+	e.opts.Log.Warn("started the instance of a restart that cannot be taken over",
+		"node_id", from.Instance, "restart_id", from.ID)
+	return e.rack.StartInstance(ctx, from.Instance)
+}
+
 // addHeld starts to work on a restart that another process held.
-func (e *Engine) addHeld(mine, from restartRecord) {
+func (e *Engine) addHeld(mine, from record.Restart) {
 	e.opts.Log.Warn(
 		"took over a restart",
 		"node_id",
@@ -508,10 +537,10 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 		from.MayStop,
 	)
 	now := e.clock.Now()
-	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.recordID}
+	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.Stored.ID}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, volume := range decodeVolumes(mine.Volumes) {
+	for _, volume := range record.LongIDs(mine.Volumes) {
 		if e.requests[volume] == nil {
 			e.requests[volume] = &attachRequest{
 				volume:      volume,
@@ -525,11 +554,11 @@ func (e *Engine) addHeld(mine, from restartRecord) {
 }
 
 // dropLost forgets the restarts that another process has taken over.
-func (e *Engine) dropLost(records recordSet) {
+func (e *Engine) dropLost(records recordSet, restored map[string]bool) {
 	for id, h := range e.held {
-		ours := slices.ContainsFunc(
+		ours := restored[id] || slices.ContainsFunc(
 			records.restarts,
-			func(r restartRecord) bool { return r.ID == id && r.Holder == e.holder },
+			func(r record.Restart) bool { return r.ID == id && r.Holder == e.holder },
 		)
 		if !ours {
 			e.opts.Log.Warn("lost a restart to another process", "node_id", h.record.Instance, "restart_id", id)
@@ -538,10 +567,36 @@ func (e *Engine) dropLost(records recordSet) {
 	}
 }
 
+// restoreVanished creates the record of a restart again that somebody deleted or overwrote by hand while the instance
+// may be down. It returns these restarts. No process has taken them over: it would have waited for the whole lease
+// since the record was last written. After half of it, nothing is restored.
+func (e *Engine) restoreVanished(ctx context.Context, records recordSet) map[string]bool {
+	restored := map[string]bool{}
+	for _, id := range sortedKeys(e.held) {
+		h := e.held[id]
+		known := func(r record.Restart) bool { return r.ID == id }
+		if !h.mayBeDown() || h.record.Handover || slices.ContainsFunc(records.restarts, known) ||
+			slices.ContainsFunc(records.newer, func(n record.Newer[record.Restart]) bool { return n.Fields.ID == id }) ||
+			e.clock.Passed(timerVanished, id, h.renewed, e.opts.Lease/2) {
+			continue
+		}
+		restored[id] = true
+		again, now := h.record, e.clock.Now()
+		again.Epoch++
+		made, created, err := e.createRestart(ctx, again)
+		e.opts.Log.Error("the record of a restart has vanished while its instance may be down",
+			"node_id", h.record.Instance, "restart_id", id, "record", h.record.Stored.Name, "created_again", created)
+		if err == nil && created {
+			h.record, h.renewed = made, now
+		}
+	}
+	return restored
+}
+
 // forgetUnseen forgets records that were deleted and refusals that are over.
 func (e *Engine) forgetUnseen(records recordSet) {
 	for id := range e.lastSeen {
-		if !slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.recordID == id }) {
+		if !slices.ContainsFunc(records.restarts, func(r record.Restart) bool { return r.Stored.ID == id }) {
 			delete(e.lastSeen, id)
 		}
 	}
@@ -631,7 +686,7 @@ func (e *Engine) notifyEnded(records recordSet) {
 }
 
 // watchEnd notes that a caller may wait for the end of a restart.
-func (e *Engine) watchEnd(r restartRecord) {
+func (e *Engine) watchEnd(r record.Restart) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.watched[r.ID] = true

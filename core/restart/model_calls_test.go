@@ -6,12 +6,14 @@ package restart
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -214,11 +216,11 @@ func (v *modelView) ConfirmProject(context.Context) error {
 
 // --- the records
 
-func (v *modelView) Records(context.Context) ([]rack.Record, error) {
+func (v *modelView) Records(context.Context) ([]record.Record, error) {
 	a := v.m.current
-	return call(v, read("records"), func(m *model) ([]rack.Record, error) {
+	return call(v, read("records"), func(m *model) ([]record.Record, error) {
 		a.hasListed = a.tick
-		var records []rack.Record
+		var records []record.Record
 		for _, name := range sortedKeys(m.records) {
 			records = append(records, m.records[name])
 		}
@@ -226,17 +228,17 @@ func (v *modelView) Records(context.Context) ([]rack.Record, error) {
 	})
 }
 
-func (v *modelView) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
-	return call(v, modelCall{name: "create " + name, mutates: true, text: text}, func(m *model) (rack.Record, error) {
+func (v *modelView) CreateRecord(_ context.Context, name, text string) (record.Record, error) {
+	return call(v, modelCall{name: "create " + name, mutates: true, text: text}, func(m *model) (record.Record, error) {
 		if _, taken := m.records[name]; taken {
-			return rack.Record{}, rack.ErrAlreadyExists
+			return record.Record{}, rack.ErrAlreadyExists
 		}
 		// A record that is deleted and created again gets another ID.
 		n := 0
 		for m.remembered(fmt.Sprintf("%s/%d", name, n)) {
 			n++
 		}
-		m.records[name] = rack.Record{ID: fmt.Sprintf("%s/%d", name, n), Name: name, Text: text}
+		m.records[name] = record.Record{ID: fmt.Sprintf("%s/%d", name, n), Name: name, Text: text}
 		return m.records[name], nil
 	})
 }
@@ -248,7 +250,7 @@ func (m *model) remembered(recordID string) bool {
 			return true
 		}
 		for _, w := range p.engine.held {
-			if w.record.recordID == recordID || w.takenFrom == recordID {
+			if w.record.Stored.ID == recordID || w.takenFrom == recordID {
 				return true
 			}
 		}
@@ -265,12 +267,17 @@ func (m *model) recordName(id string) (string, bool) {
 	return "", false
 }
 
-func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
+// RecordNamed is only for a name that is taken by a group that is no record.
+func (v *modelView) RecordNamed(context.Context, string) (record.Record, bool, error) {
+	panic("no group of the model only looks like a record")
+}
+
+func (v *modelView) UpdateRecord(_ context.Context, id, text string) (found bool, err error) {
 	a := v.m.current
-	_, err := call(v, modelCall{name: "update " + id, mutates: true, text: text}, func(m *model) (nothing, error) {
+	found, err = call(v, modelCall{name: "update " + id, mutates: true, text: text}, func(m *model) (bool, error) {
 		name, ok := m.recordName(id)
 		if !ok {
-			return nothing{}, rack.ErrNotFound
+			return false, nil
 		}
 		r := m.records[name]
 		if !strings.Contains(r.Text, mayStop) && strings.Contains(text, mayStop) {
@@ -278,20 +285,26 @@ func (v *modelView) UpdateRecord(_ context.Context, id, text string) error {
 		}
 		r.Text = text
 		m.records[name] = r
-		return nothing{}, nil
+		return true, nil
 	})
-	return err
+	return found, v.confirmGone(err)
 }
 
 func (v *modelView) DeleteRecord(_ context.Context, id string) error {
 	_, err := call(v, change("delete "+id), func(m *model) (nothing, error) {
-		name, ok := m.recordName(id)
-		if !ok {
-			return nothing{}, rack.ErrNotFound
+		if name, ok := m.recordName(id); ok {
+			delete(m.records, name)
 		}
-		delete(m.records, name)
 		return nothing{}, nil
 	})
+	return v.confirmGone(err)
+}
+
+// confirmGone is what [rack.Client] does with a 404 about a record.
+func (v *modelView) confirmGone(err error) error {
+	if errors.Is(err, rack.ErrNotFound) {
+		return v.ConfirmProject(context.Background())
+	}
 	return err
 }
 

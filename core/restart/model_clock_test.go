@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"slices"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // modelClock ends waits where the rules on time allow it, see [modelClock.Passed].
@@ -31,6 +33,10 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		return false // guests accept requests of any age
 	case timerRunState:
 		return false // this rack ends every change of a run state
+	case timerDown, timerUnseen:
+		return false // this rack answers each call in the end, see TestStoppedInstanceIsStarted
+	case timerVanished:
+		return true // nobody deletes records by hand
 	case timerRenewal, timerRequest, timerApply, timerHandover:
 		// These waits end operations that would otherwise continue for ever. Ending one early is a fault.
 		return c.endsEarly(what)
@@ -120,10 +126,10 @@ func (m *model) mayHalt(restartID string) bool {
 // leaseMayExpire reports whether the lease of a record may be over. It may if the holder has died and its late calls
 // have arrived. The lease of a live holder that is not carrying out a decision may end too, if slow allows that fault.
 func (m *model) leaseMayExpire(recordID string, slow func() bool) bool {
-	var r restartRecord
-	for _, record := range m.records {
-		if record.ID == recordID {
-			_ = json.Unmarshal([]byte(record.Text), &r) // another record's text leaves r empty
+	var r record.Restart
+	for _, kept := range m.records {
+		if kept.ID == recordID {
+			_ = json.Unmarshal([]byte(kept.Text), &r) // another record's text leaves r empty
 		}
 	}
 	if slices.ContainsFunc(m.lateCalls, func(l lateCall) bool { return l.holder == r.Holder }) {

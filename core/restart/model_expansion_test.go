@@ -15,6 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // The expansion of one volume's disk is a fault of the kind "expansion". Its controller is not one of the modelled
@@ -43,7 +44,9 @@ type modelGrowth struct {
 
 const (
 	growthAttempt = "30000000-0000-4000-8000-000000000000"
-	intentPrefix  = "csi-expand-" // of core/expand
+	// of core/record
+	intentPrefix      = "csi-expand-"
+	replacementPrefix = "csi-grown-"
 )
 
 // successor is the ID of the disk that replaces the first disk of a volume.
@@ -74,7 +77,7 @@ func (m *model) expansionOptions() {
 
 func (m *model) putRecord(name, text string) {
 	// The ID is none of those that the processes' records get.
-	m.records[name] = rack.Record{ID: name + "/growth", Name: name, Text: text}
+	m.records[name] = record.Record{ID: name + "/growth", Name: name, Text: text}
 }
 
 func (m *model) beginGrowth(d *modelDisk) {
@@ -92,14 +95,13 @@ func (m *model) lookBeforeGrowth(d *modelDisk) {
 }
 
 func (m *model) commitGrowth(d *modelDisk) {
-	name := rack.ReplacementPrefix + d.id
+	name := replacementPrefix + d.id
 	if _, decided := m.records[name]; decided {
 		m.dropGrowth(d) // it was taken back
 		return
 	}
 	m.growth.phase = growthCommitted
-	m.putRecord(name, rack.RecordText(rack.Replacement{
-		Version:   1,
+	m.putRecord(name, record.Replacements.Text(record.Replacement{
 		Cluster:   modelCluster,
 		Volume:    d.id,
 		Disk:      rack.DiskID(d.id),
@@ -131,7 +133,7 @@ func (m *model) finishGrowth(d *modelDisk) {
 // dropGrowth deletes what is left of an expansion that was taken back.
 func (m *model) dropGrowth(d *modelDisk) {
 	delete(m.records, intentPrefix+d.id)
-	delete(m.records, rack.ReplacementPrefix+d.id)
+	delete(m.records, replacementPrefix+d.id)
 	m.growth.phase, m.growth.snapshot = growthOver, false
 }
 
@@ -143,14 +145,14 @@ func (m *model) hasIntent(d *modelDisk) bool {
 // isReplaced reports whether the disk that a volume has is committed to be replaced. Without the intent the commit came
 // after the expansion was taken back.
 func (m *model) isReplaced(d *modelDisk) bool {
-	decision, decided := rack.ParseReplacement(m.records[rack.ReplacementPrefix+d.backing])
-	return decided && decision.Committed && m.hasIntent(d)
+	decisions, _ := record.Replacements.In([]record.Record{m.records[replacementPrefix+d.backing]}, "")
+	return len(decisions) > 0 && decisions[0].Committed && m.hasIntent(d)
 }
 
 // mayLoseWrites reports whether what a guest writes to an attached disk may be lost: the disk is committed to be
 // replaced, or may still be, by an expansion that found it detached.
 func (m *model) mayLoseWrites(d *modelDisk) bool {
-	_, decided := m.records[rack.ReplacementPrefix+d.id]
+	_, decided := m.records[replacementPrefix+d.id]
 	undecided := m.growth.phase == growthLooked && m.growth.volume == d.id && m.hasIntent(d) && !decided
 	return d.instance != "" && (undecided || m.isReplaced(d))
 }
@@ -200,7 +202,7 @@ func (m *model) growthSettled() bool {
 		if m.isStranded(d) {
 			return true
 		}
-		_, decided := m.records[rack.ReplacementPrefix+d.id]
+		_, decided := m.records[replacementPrefix+d.id]
 		if m.hasIntent(d) || d.replaced || decided != (d.backing != d.id) {
 			return false
 		}
@@ -209,7 +211,7 @@ func (m *model) growthSettled() bool {
 }
 
 // yield is what core/controller sets as [Options.Yield].
-func (v *modelView) yield(ctx context.Context, disk rack.Disk, records []rack.Record) error {
+func (v *modelView) yield(ctx context.Context, disk rack.Disk, records []record.Record) error {
 	expander := expand.New(growingRack{v}, modelCluster, slog.New(slog.DiscardHandler))
 	err := expander.Yield(ctx, disk, records)
 	if errors.Is(err, expand.ErrUnderWay) {
@@ -300,14 +302,14 @@ func (r growingRack) DeleteSnapshot(context.Context, string) error {
 	return err
 }
 
-func (r growingRack) RecordNamed(_ context.Context, name string) (rack.Record, error) {
-	return call(r.modelView, read("record "+name), func(m *model) (rack.Record, error) {
-		record, exists := m.records[name]
-		if !exists {
-			return rack.Record{}, rack.ErrNotFound
-		}
-		return record, nil
+func (r growingRack) RecordNamed(_ context.Context, name string) (found record.Record, exists bool, err error) {
+	found, err = call(r.modelView, read("record "+name), func(m *model) (record.Record, error) {
+		return m.records[name], nil
 	})
+	if errors.Is(err, rack.ErrNotFound) {
+		err = nil
+	}
+	return found, found.ID != "", err
 }
 
 const notAtYield = "an expander does this only in a new expansion"

@@ -44,7 +44,7 @@ func (m *model) checkRestartedOnce(i *modelInstance) {
 		for id, w := range p.engine.held {
 			// Without its record a restart is over, even if its holder does not know that yet.
 			if w.requestSent && w.record.Instance == i.id &&
-				m.records[restartName(modelCluster, w.record.slot, w.record.epoch)].ID == w.record.recordID {
+				m.records[restartName(modelCluster, w.record.Slot, w.record.Epoch)].ID == w.record.Stored.ID {
 				sent = append(sent, id)
 			}
 		}
@@ -55,7 +55,7 @@ func (m *model) checkRestartedOnce(i *modelInstance) {
 }
 
 func (m *model) checkVolume(v *modelVolume, d *modelDisk) {
-	detach, isDeferred := m.records[detachName(d.id)]
+	detach, isDeferred := m.records[detachName(modelCluster, d.id)]
 	deferredHere := isDeferred && d.instance != "" && strings.Contains(detach.Text, d.instance)
 	switch {
 	case v.published != "" && d.instance != v.published:
@@ -98,11 +98,11 @@ func (m *model) settled() bool {
 // detaches, which end in mode hot.
 func (m *model) recordsSettled() bool {
 	for name, r := range m.records {
-		volume, isDetach := strings.CutPrefix(name, detachName(""))
+		volume, isDetach := strings.CutPrefix(name, detachName(modelCluster, ""))
 		switch {
 		case isDetach && (m.mode == modeHot || m.disk(volume).deleted):
 			return false
-		case isDetach, strings.HasPrefix(name, rack.ReplacementPrefix), strings.HasPrefix(name, intentPrefix):
+		case isDetach, strings.HasPrefix(name, replacementPrefix), strings.HasPrefix(name, intentPrefix):
 			// see growthSettled
 		case !slices.ContainsFunc(m.instances, func(i *modelInstance) bool {
 			return i.guest == guestLost && strings.Contains(r.Text, i.id) && m.stuckRestart(i)
@@ -222,7 +222,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 		hashHeld(h, id, e.held[id])
 	}
 	for _, id := range sortedKeys(e.lastSeen) {
-		write(h, "seen", id, e.lastSeen[id].text)
+		write(h, "seen", id, e.lastSeen[id].Text)
 	}
 	for _, id := range sortedKeys(e.refusals) {
 		write(h, "rest", id)
@@ -230,7 +230,7 @@ func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 }
 
 func hashHeld(h *maphash.Hash, id string, w *heldRestart) {
-	write(h, "held", id, string(w.stage), w.takenFrom, w.record.recordID, rack.RecordText(w.record))
+	write(h, "held", id, string(w.stage), w.takenFrom, w.record.Stored.ID, restartText(w.record))
 	write(h, boolText(w.recovering), boolText(w.requestSent), boolText(w.wasStopped))
 	write(h, sortedKeys(w.deferredAtStart)...)
 	write(h, "attached", boolText(w.attached != nil))

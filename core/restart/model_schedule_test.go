@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -76,7 +77,7 @@ func (m *model) returnTo(a *activity, value any, err error) {
 	h.SetSeed(modelSeed)
 	maphash.WriteComparable(&h, a.history)
 	write(&h, a.pending.name)
-	if records, ok := value.([]rack.Record); ok {
+	if records, ok := value.([]record.Record); ok {
 		for _, r := range records {
 			write(&h, r.ID, r.Text)
 		}
@@ -152,7 +153,7 @@ func (m *model) publishIn(ctx context.Context, p *modelProcess, v *modelVolume, 
 		return view.Attach(ctx, disk.ID, instance)
 	}
 	if err == nil {
-		err = view.deleteRecordNamed(detachName(v.id))
+		err = view.deleteRecordNamed(detachName(modelCluster, v.id))
 	}
 	return disk, err
 }
@@ -326,7 +327,7 @@ func (m *model) forgetLeases() {
 // holdersLive reports whether the holders of all restarts live.
 func (m *model) holdersLive() bool {
 	for name, r := range m.records {
-		live := !strings.HasPrefix(name, restartPrefix)
+		live := !strings.HasPrefix(name, "csi-restart-")
 		for _, p := range m.processes {
 			live = live || strings.Contains(r.Text, `"by":"`+p.engine.holder+`"`)
 		}
@@ -575,7 +576,7 @@ func (m *model) ownerOptions(i *modelInstance) {
 func (m *model) unrequested(recordID string) bool {
 	for _, p := range m.processes {
 		for _, w := range p.engine.held {
-			if w.record.recordID == recordID && !w.requestSent && !w.recovering {
+			if w.record.Stored.ID == recordID && !w.requestSent && !w.recovering {
 				return true
 			}
 		}

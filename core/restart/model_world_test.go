@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -114,7 +115,7 @@ type model struct {
 	instances  []*modelInstance
 	disks      []*modelDisk
 	volumes    []*modelVolume
-	records    map[string]rack.Record // by name
+	records    map[string]record.Record // by name
 	lateCalls  []lateCall
 	growth     modelGrowth
 	processes  []*modelProcess
@@ -143,7 +144,7 @@ func volumeID(i int) string   { return fmt.Sprintf("20000000-0000-4000-8000-0000
 
 func newModel(t testing.TB, s scenario) *model {
 	m := &model{
-		t: t, scenario: s, records: map[string]rack.Record{}, faults: s.faults, switches: s.switches,
+		t: t, scenario: s, records: map[string]record.Record{}, faults: s.faults, switches: s.switches,
 		mode: modeRestart, modesLeft: s.modes,
 	}
 	for i := range 2 {

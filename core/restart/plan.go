@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -39,7 +40,7 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 	for _, instance := range collecting {
 		statuses.addWaiting(instance, ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
 	}
-	slot, free := records.freeSlot(e.opts.MaxDown)
+	slot, free := records.freeSlot(e.opts.Cluster, e.opts.MaxDown)
 	if !free {
 		e.addWaitingForSlot(statuses, due)
 		return nil
@@ -54,6 +55,10 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 	var chosen *candidate
 	for _, c := range candidates {
 		if _, taken := records.restartOf(c.instance, ""); taken {
+			continue
+		}
+		if err := records.check(c.instance); err != nil {
+			statuses.addWaiting(c.instance, ReasonState, err.Error())
 			continue
 		}
 		reason, text := e.blockReason(c)
@@ -123,20 +128,19 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	}
 	own, _ := e.ownInstance(c.instance)
 	h := &heldRestart{
-		record: restartRecord{
-			Version:  1,
+		record: record.Restart{
 			Cluster:  e.opts.Cluster,
 			ID:       e.newID(),
 			Instance: c.instance,
 			Holder:   e.holder,
-			Volumes:  encodeVolumes(volumes),
-			slot:     slot,
-			epoch:    1,
+			Volumes:  record.ShortIDs(volumes),
+			Slot:     slot,
+			Epoch:    1,
 		},
 		stage: stagePlanned, since: e.clock.Now(), renewed: e.clock.Now(), wasStopped: c.stopped,
 	}
 	if own && !c.stopped {
-		h.record.handOver(c.frees)
+		h.record.HandOver(c.frees)
 	}
 	record, ok, err := e.createRestart(ctx, h.record)
 	if err != nil || !ok {

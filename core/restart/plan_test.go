@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // oneInstance is a rack that only knows the run state of an instance.
@@ -160,8 +161,8 @@ func TestRoomCountsEachVolumeOnce(t *testing.T) {
 		}
 		e.addRequest(grown, "instance")
 	}
-	recorded := encodeVolumes([]string{volumeID(0), volumeID(1), volumeID(2)})
-	e.addHeld(restartRecord{ID: "restart", Instance: "instance", Volumes: recorded}, restartRecord{})
+	recorded := record.ShortIDs([]string{volumeID(0), volumeID(1), volumeID(2)})
+	e.addHeld(record.Restart{ID: "restart", Instance: "instance", Volumes: recorded}, record.Restart{})
 	if got := e.expectedDisks(grown, "instance", boot, recordSet{}); got != 3 {
 		t.Errorf("the instance will have %d disks besides the grown one after a takeover; want 3", got)
 	}

@@ -5,12 +5,14 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 var (
@@ -44,7 +46,7 @@ func (e *Engine) Publish(ctx context.Context, volumeID, instanceID string) (rack
 		return e.attach(ctx, disk, instanceID)
 	}
 	records, err := e.readRecords(ctx)
-	if err != nil {
+	if err = cmp.Or(err, records.deferred.Check(disk.VolumeID)); err != nil {
 		return rack.Disk{}, err
 	}
 	if !records.detachDeferred(disk.VolumeID, disk.InstanceID) {
@@ -101,13 +103,16 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	if err != nil {
 		return rack.Disk{}, err
 	}
+	if err := cmp.Or(records.check(disk.InstanceID), records.deferred.Check(disk.VolumeID)); err != nil {
+		return rack.Disk{}, err
+	}
 	r, restarting := records.restartOf(disk.InstanceID, "")
 	if e.opts.Yield != nil {
 		// Before the deferred detach ends: if the disk is being replaced and cannot be detached now, a restart detaches it.
 		// Also during a restart, which may have looked at the instance's disks before this one was attached. What keeps the
 		// restart up is then told with it.
 		err := e.opts.Yield(ctx, disk, records.all)
-		told := restarting && (errors.Is(err, rack.ErrNotStopped) || errors.Is(err, rack.ErrConflict))
+		told := restarting && (errors.Is(err, rack.ErrNotStopped) || errors.Is(err, record.ErrNoRecord))
 		if err != nil && !told {
 			return rack.Disk{}, err
 		}
@@ -119,7 +124,8 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 		if err := e.opts.Detacher.End(ctx, d); err != nil {
 			return rack.Disk{}, err
 		}
-		if records, err = e.readRecords(ctx); err != nil {
+		records, err = e.readRecords(ctx)
+		if err = cmp.Or(err, records.check(disk.InstanceID)); err != nil {
 			return rack.Disk{}, err
 		}
 		if r, restarting := records.restartOf(disk.InstanceID, ""); restarting {
@@ -151,7 +157,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 }
 
 // requestAfterRestart keeps an attach request for an attached disk whose instance is being restarted.
-func (e *Engine) requestAfterRestart(disk rack.Disk, r restartRecord) error {
+func (e *Engine) requestAfterRestart(disk rack.Disk, r record.Restart) error {
 	e.watchEnd(r)
 	e.addRequest(disk, disk.InstanceID)
 	stage, kind := string(stagePlanned), ErrPlanned
@@ -176,7 +182,11 @@ func (e *Engine) requestAttach(
 	disks []rack.Disk,
 	records recordSet,
 ) error {
-	if err := e.checkFreeSlot(ctx, disk, instanceID, disks, records); err != nil {
+	err := cmp.Or(records.check(instanceID), records.check(disk.InstanceID), records.deferred.Check(disk.VolumeID))
+	if err == nil {
+		err = e.checkFreeSlot(ctx, disk, instanceID, disks, records)
+	}
+	if err != nil {
 		return err
 	}
 	request := e.addRequest(disk, instanceID)
@@ -263,7 +273,10 @@ func (e *Engine) Unpublish(
 	if err != nil {
 		return rack.Disk{}, false, err
 	}
-	if _, restarting := records.restartOf(instanceID, ""); !restarting {
+	if err := records.deferred.Check(volumeID); err != nil {
+		return rack.Disk{}, false, err
+	}
+	if _, restarting := records.restartOf(instanceID, ""); !restarting && records.check(instanceID) == nil {
 		detached, err := e.detachNow(ctx, disk, instanceID, vouched, records)
 		if !errors.Is(err, rack.ErrNotStopped) {
 			return detached, false, err

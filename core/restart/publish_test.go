@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // refusing is a rack that attaches no disk.
@@ -34,13 +35,13 @@ func TestFailedDiskIsNotTriedAgain(t *testing.T) {
 		"requested with this disk": func(e *Engine) { e.addRequest(failing, "i") },
 		"grown since the request":  func(e *Engine) { e.addRequest(rack.Disk{VolumeID: volume, ID: rack.DiskID(volume)}, "i") },
 		"came with a restart": func(e *Engine) {
-			e.addHeld(restartRecord{ID: "1", Instance: "i", Volumes: encodeVolumes([]string{volume})}, restartRecord{})
+			e.addHeld(record.Restart{ID: "1", Instance: "i", Volumes: record.ShortIDs([]string{volume})}, record.Restart{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := New(&refusing{disk: failing}, Options{MaxDisks: 8, Log: slog.New(slog.DiscardHandler)})
 			request(e)
-			if _, err := e.apply(t.Context(), &heldRestart{record: restartRecord{ID: "1", Instance: "i"}}); err != nil {
+			if _, err := e.apply(t.Context(), &heldRestart{record: record.Restart{ID: "1", Instance: "i"}}); err != nil {
 				t.Fatal(err)
 			}
 			e.addRequest(failing, "i")

@@ -10,8 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // Limits of a rack for names and descriptions in bytes, docs/reference/rack.md §2 and §8.
@@ -20,65 +19,25 @@ const (
 	textLimit = 512
 )
 
-// Records are read by later versions of the plugin, and by other versions that run at the same time.
-func TestRecordsArePermanent(t *testing.T) {
-	const volume, instance = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
-	planned := restartRecord{
-		Version:   1,
-		Cluster:   "prod",
-		ID:        "0123456789abcdef",
-		Instance:  instance,
-		Holder:    "fedcba9876543210",
-		Heartbeat: 7,
-		MayStop:   true,
-		Volumes:   encodeVolumes([]string{volume}),
-	}
-	for got, want := range map[string]string{
-		restartName("prod", 2, 3):         "csi-restart-jmwawjur3yrpdbh3-2-3",
-		rack.RecordText(planned):          `{"v":1,"cluster":"prod","id":"0123456789abcdef","instance":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50","by":"fedcba9876543210","beat":7,"mayStop":true,"disks":["D5xaDowfTGufWF0vC28qEQ"]}`,
-		decodeVolumes(planned.Volumes)[0]: volume,
-	} {
-		if got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
-		if want != volume {
-			pages.Shows(t, "../../docs/reference/formats.md", want)
-		}
-	}
-	if got, ok := parseRestart(
-		rack.Record{Name: restartName("prod", 2, 3), Text: rack.RecordText(planned)},
-		"prod",
-	); !ok || got.slot != 2 || got.epoch != 3 ||
-		got.ID != planned.ID {
-		t.Errorf("read back: %+v", got)
-	}
-	for _, name := range []string{restartName("test", 2, 3), restartName("prod", 2, 3) + "-x", "csi-restart-x"} {
-		if r, ok := parseRestart(rack.Record{Name: name, Text: rack.RecordText(planned)}, "prod"); ok {
-			t.Errorf("%s is parsed as ours: %+v", name, r)
-		}
-	}
-}
-
 // The longest possible records fit.
 func TestRecordsFit(t *testing.T) {
 	cluster := strings.Repeat("c", 63)
 	var volumes []string
-	for range 2 * maxRecordedVolumes {
+	for range 22 {
 		volumes = append(volumes, uuid.NewString())
 	}
-	planned := restartRecord{
-		Version:   1,
+	planned := record.Restart{
 		Cluster:   cluster,
 		ID:        newID(),
 		Instance:  uuid.NewString(),
 		Holder:    newID(),
 		Heartbeat: 999_999,
 		MayStop:   true,
-		Volumes:   encodeVolumes(volumes),
+		Volumes:   record.ShortIDs(volumes),
 	}
 	handedOver := planned
-	handedOver.handOver("")
-	for _, text := range []string{rack.RecordText(planned), rack.RecordText(handedOver)} {
+	handedOver.HandOver("")
+	for _, text := range []string{restartText(planned), restartText(handedOver)} {
 		if len(text) > textLimit {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}
@@ -88,5 +47,38 @@ func TestRecordsFit(t *testing.T) {
 	}
 }
 
-// detachName is the name of the record of a deferred detach (core/detach).
-func detachName(volume string) string { return "csi-detach-" + volume }
+// A restart in a newer format counts, and keeps its slot and its instance. One that a newer version has taken over is
+// not this version's any more.
+func TestNewerRestartKeepsItsSlot(t *testing.T) {
+	text := func(id, instance string) string {
+		return restartText(record.Restart{Cluster: "prod", ID: id, Instance: instance, Holder: "h"})
+	}
+	e := New(&takenOver{records: []record.Record{
+		{ID: "old", Name: restartName("prod", 0, 1), Text: text("a", "i")},
+		{ID: "new", Name: restartName("prod", 0, 2), Text: strings.Replace(text("a", "i"), `"v":1`, `"v":2`, 1)},
+		{ID: "looks", Name: restartName("prod", 1, 1), Text: "text"},
+		{ID: "theirs", Name: restartName("test", 0, 1), Text: `{"v":2}`},
+	}}, Options{Cluster: "prod"})
+	b, err := e.readRecords(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(b.restarts)+len(b.superseded) > 0 || b.check("i") == nil || b.check("j") != nil {
+		t.Errorf("%+v", b)
+	}
+	if _, free := b.freeSlot("prod", 1); free {
+		t.Error("a slot is free")
+	}
+	if slot, free := b.freeSlot("prod", 2); slot != 2 || !free {
+		t.Errorf("slot %d, free: %t", slot, free)
+	}
+}
+
+func restartName(cluster string, slot, epoch int) string {
+	return record.Restarts.Name(record.Restart{Cluster: cluster, Slot: slot, Epoch: epoch})
+}
+
+func restartText(r record.Restart) string { return record.Restarts.Text(r) }
+
+// detachName is the name of the record of a deferred detach of a cluster.
+func detachName(cluster, volume string) string { return record.Deferrals.Named(cluster, volume) }

@@ -18,8 +18,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // slowRack is a rack with many instances and detached disks.
@@ -42,7 +42,7 @@ func (r *slowRack) request(ctx context.Context) error {
 	}
 }
 
-func (r *slowRack) Records(ctx context.Context) ([]rack.Record, error) {
+func (r *slowRack) Records(ctx context.Context) ([]record.Record, error) {
 	return nil, r.request(ctx)
 }
 
@@ -95,12 +95,12 @@ func (r *slowRack) Instances(ctx context.Context) ([]rack.Instance, error) {
 	return r.instances, nil
 }
 
-func (r *slowRack) CreateRecord(ctx context.Context, name, text string) (rack.Record, error) {
+func (r *slowRack) CreateRecord(ctx context.Context, name, text string) (record.Record, error) {
 	if err := r.request(ctx); err != nil {
-		return rack.Record{}, err
+		return record.Record{}, err
 	}
 	r.created = append(r.created, name)
-	return rack.Record{ID: name, Name: name, Text: text}, nil
+	return record.Record{ID: name, Name: name, Text: text}, nil
 }
 
 // The first tick plans a restart, also with 5,000 waiting volumes, which is too many to look up one by one, and with
@@ -144,7 +144,7 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 		}
 		start := time.Now()
 		e.runOnce(t.Context())
-		if len(r.created) != 1 || !strings.HasPrefix(r.created[0], restartPrefix) {
+		if len(r.created) != 1 || !strings.HasPrefix(r.created[0], "csi-restart-") {
 			t.Errorf("records created in the first tick: %q, want one restart", r.created)
 		}
 		t.Logf("%d requests in %s", r.requests.Load(), time.Since(start))
@@ -189,11 +189,11 @@ func TestListedHalfDeletedDiskIsNotThatOfItsVolume(t *testing.T) {
 // deferringRack is a slowRack with records of deferred detaches.
 type deferringRack struct {
 	slowRack
-	records []rack.Record
+	records []record.Record
 	deleted []string
 }
 
-func (r *deferringRack) Records(ctx context.Context) ([]rack.Record, error) {
+func (r *deferringRack) Records(ctx context.Context) ([]record.Record, error) {
 	for range 1 + len(r.records)/500 {
 		if err := r.request(ctx); err != nil {
 			return nil, err
@@ -219,11 +219,11 @@ func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 			disk := rack.Disk{
 				VolumeID: uuid.NewString(), ID: rack.DiskID(uuid.NewString()), State: rack.Attached, InstanceID: "instance",
 			}
-			r.records = append(r.records, rack.Record{
+			r.records = append(r.records, record.Record{
 				ID:   disk.VolumeID,
-				Name: detachName(disk.VolumeID),
-				Text: rack.RecordText(
-					detach.Deferred{Version: 1, Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID},
+				Name: detachName("prod", disk.VolumeID),
+				Text: record.Deferrals.Text(
+					record.Deferral{Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID},
 				),
 			})
 			if i > 0 {
@@ -258,11 +258,11 @@ func TestSweepWithFailingLookUp(t *testing.T) {
 						State:      rack.Attached,
 						InstanceID: "instance",
 					}
-					r.records = append(r.records, rack.Record{
+					r.records = append(r.records, record.Record{
 						ID:   disk.VolumeID,
-						Name: detachName(disk.VolumeID),
-						Text: rack.RecordText(detach.Deferred{
-							Version: 1, Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID,
+						Name: detachName("prod", disk.VolumeID),
+						Text: record.Deferrals.Text(record.Deferral{
+							Cluster: "prod", VolumeID: disk.VolumeID, Instance: disk.InstanceID,
 						}),
 					})
 					if i != deleted {

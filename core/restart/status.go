@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
 // Reason is the reason why the restart of an instance has not started, or ReasonUnderWay. It is a label in metrics.
@@ -347,7 +349,7 @@ func (e *Engine) Report(ctx context.Context) ([]Restart, error) {
 				one.Message = string(stagePlanned) // created since the last tick
 			}
 		}
-		for _, volume := range decodeVolumes(r.Volumes) {
+		for _, volume := range record.LongIDs(r.Volumes) {
 			if r.Holder != e.holder && !e.requests[volume].isFor(r.Instance) {
 				one.Attach = append(one.Attach, PendingAttach{VolumeID: volume})
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -45,14 +46,16 @@ const (
 
 // heldRestart is a restart that this process holds.
 type heldRestart struct {
-	record restartRecord
+	record record.Restart
 	stage  stage
 	// since is when the stage started, renewed when the record was last written.
 	since, renewed time.Time
 	// changing is since when the rack is changing the run state of the instance, as far as it has answered since.
 	changing time.Time
-	// stopped is when the instance was first seen stopped.
-	stopped time.Time
+	// stopped is when the instance was first seen stopped, and stoppedAt the same by the rack's clock.
+	stopped, stoppedAt time.Time
+	// unseen is since when the rack does not say what the instance does. started is when it was last started unseen.
+	unseen, started time.Time
 	// takenFrom is the ID of the superseded record, until finishTakeover has seen that record after the takeover.
 	takenFrom string
 	// recovering says that the previous holder may have requested the stop. This process does not stop the instance.
@@ -97,6 +100,11 @@ func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) er
 		h.changing = time.Time{}
 	}
 	if errors.Is(err, errDeleted) {
+		if h.mayBeDown() { // it would stay down, so the deletion needs a second witness
+			if started := e.startUnseen(ctx, h); !errors.Is(started, rack.ErrNotFound) {
+				return errors.Join(err, started)
+			}
+		}
 		e.opts.Log.Info("the instance of a restart was deleted", "node_id", h.record.Instance, "restart_id", h.record.ID)
 		return e.endRestart(ctx, h)
 	}
@@ -106,7 +114,12 @@ func (e *Engine) step(ctx context.Context, h *heldRestart, records recordSet) er
 // runStage renews the record if that is due, and does the work of the current stage.
 func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet) error {
 	if e.clock.Passed(timerRenewal, h.record.ID, h.renewed, e.opts.Lease/renewalsPerLease) {
-		if held, err := e.renewRecord(ctx, h); err != nil || !held {
+		renewing, cancel := halfOf(ctx)
+		held, err := e.renewRecord(renewing, h)
+		cancel()
+		if err != nil && (h.mayBeDown() || h.takenFrom != "") {
+			e.warn(h, "could not renew the record of a restart", err) // it may be taken over, but goes on until then
+		} else if err != nil || !held {
 			return err
 		}
 	}
@@ -117,6 +130,13 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 		return nil
 	}
 	h.tried = e.clock.Now()
+	if (h.stage == stageApplying || h.stage == stageChecking) && e.overdue(h) {
+		e.reportProblem(ctx, h, orchestrator.EventRestartWaitsForDisk, fmt.Sprintf(
+			"started after %s although not all of its disks could be changed or checked: their publishes are refused",
+			downTimeout,
+		))
+		e.enterStage(h, stageStarting)
+	}
 	switch h.stage {
 	case stagePlanned:
 		return e.startShutdown(ctx, h, records)
@@ -151,7 +171,7 @@ func (e *Engine) runStage(ctx context.Context, h *heldRestart, records recordSet
 // tick is over, and only then trusts its record.
 func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records recordSet) (ready bool, err error) {
 	if h.takenFrom != "" {
-		i := slices.IndexFunc(records.superseded, func(r restartRecord) bool { return r.recordID == h.takenFrom })
+		i := slices.IndexFunc(records.superseded, func(r record.Restart) bool { return r.Stored.ID == h.takenFrom })
 		switch {
 		case i < 0:
 			return false, e.endRestart(ctx, h) // the restart had ended already
@@ -159,44 +179,127 @@ func (e *Engine) finishTakeover(ctx context.Context, h *heldRestart, records rec
 			return false, nil
 		case records.superseded[i].MayStop && !h.record.MayStop:
 			h.record.MayStop = true
-			if held, err := e.renewRecord(ctx, h); err != nil || !held {
-				return false, err
+			renewing, cancel := halfOf(ctx)
+			defer cancel()
+			switch held, err := e.renewRecord(renewing, h); {
+			case err != nil: // the superseded record stays, because it alone says that the instance may be down
+				e.warn(h, "could not record that an instance may be down", err)
+				e.recoverOnce(h)
+				return true, nil
+			case !held:
+				return false, nil
 			}
 		}
-		h.takenFrom, h.recovering = "", h.record.MayStop
-		if h.recovering {
-			e.enterStage(h, stageRecovering)
+		if h.takenFrom = ""; h.record.MayStop {
+			e.recoverOnce(h)
 		}
 	}
 	for _, r := range records.superseded {
-		if r.slot == h.record.slot {
-			if err := e.deleteRecord(ctx, r.recordID); err != nil {
-				return false, err
+		if r.Slot == h.record.Slot {
+			deleting, cancel := halfOf(ctx)
+			err := e.rack.DeleteRecord(deleting, r.Stored.ID)
+			cancel()
+			if err != nil {
+				if !h.mayBeDown() {
+					return false, err
+				}
+				e.warn(h, "could not delete the record of the process before", err)
 			}
 		}
 	}
 	return true, nil
+}
+
+// recoverOnce begins to bring back an instance that another process may have stopped.
+func (e *Engine) recoverOnce(h *heldRestart) {
+	if !h.recovering {
+		h.recovering = true
+		e.enterStage(h, stageRecovering)
+	}
 }
 
 // renewRecord writes the record. It returns false if this process has lost the record.
 func (e *Engine) renewRecord(ctx context.Context, h *heldRestart) (bool, error) {
 	now := e.clock.Now()
 	h.record.Heartbeat++
-	held, err := e.updateRestart(ctx, h.record)
+	written, held, err := record.Restarts.Replace(ctx, e.rack, h.record)
 	if err != nil {
 		return false, err
 	}
-	if !held {
-		delete(e.held, h.record.ID)
-		return false, nil
+	h.record = written
+	if held {
+		h.renewed = now
 	}
-	h.renewed = now
-	return true, nil
+	return held, nil // the next list shows whether another process has taken it over
+}
+
+// mayBeDown reports whether the instance may be down for this restart.
+func (h *heldRestart) mayBeDown() bool {
+	return (h.requestSent || h.recovering) && !h.ownersStop && h.stage != stageBack
+}
+
+// overdue reports whether the instance has been down for so long that it is started whatever else fails.
+func (e *Engine) overdue(h *heldRestart) bool {
+	return !h.stopped.IsZero() && e.clock.Passed(timerDown, h.record.ID, h.stopped, downTimeout)
+}
+
+// look reads the instance of a restart. An instance that may be down and has not been seen for unseenTimeout is
+// started: for one that runs, that changes nothing.
+func (e *Engine) look(ctx context.Context, h *heldRestart) (rack.Instance, error) {
+	looking, cancel := halfOf(ctx)
+	defer cancel()
+	instance, err := e.instance(looking, h.record.Instance)
+	switch {
+	case err == nil:
+		h.unseen = time.Time{}
+		return instance, nil
+	case h.unseen.IsZero():
+		h.unseen = e.clock.Now()
+	}
+	if h.mayBeDown() && !errors.Is(err, errDeleted) &&
+		e.clock.Passed(timerUnseen, h.record.ID, h.unseen, unseenTimeout) &&
+		e.clock.Passed(timerUnseen, h.record.ID, h.started, unseenTimeout) {
+		err = errors.Join(err, e.startUnseen(ctx, h))
+	}
+	return instance, err
+}
+
+func (e *Engine) startUnseen(ctx context.Context, h *heldRestart) error {
+	err := e.rack.StartInstance(ctx, h.record.Instance)
+	if err == nil {
+		e.opts.Log.Warn("started an instance that could not be looked at, or whose record could not be read",
+			"node_id", h.record.Instance, "restart_id", h.record.ID)
+		h.started = e.clock.Now()
+		if h.stage != stageStarting {
+			e.enterStage(h, stageStarting)
+		}
+	}
+	return err
+}
+
+// bringBack starts the instance of a restart whose record cannot be read now, when it is overdue. Meanwhile another
+// process may have taken the restart over, and ended it, and the owner may have stopped the instance since: it counts
+// only as long as it has been stopped since this process first saw that.
+func (e *Engine) bringBack(ctx context.Context, h *heldRestart) error {
+	if !h.mayBeDown() {
+		return nil
+	}
+	instance, err := e.look(ctx, h)
+	if err != nil || instance.RunState != rack.Stopped && instance.RunState != rack.Failed {
+		return err
+	}
+	if h.stopped.IsZero() {
+		h.stopped, h.stoppedAt = e.clock.Now(), instance.RunStateSince
+	}
+	if !e.overdue(h) || !instance.RunStateSince.Equal(h.stoppedAt) {
+		return nil
+	}
+	return e.startUnseen(ctx, h)
 }
 
 // endRestart deletes the record of a restart, whatever its outcome.
 func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
-	if err := e.deleteRecord(ctx, h.record.recordID); err != nil {
+	if err := e.rack.DeleteRecord(ctx, h.record.Stored.ID); err != nil {
 		return err
 	}
 	delete(e.held, h.record.ID)
@@ -208,6 +311,7 @@ func (e *Engine) endRestart(ctx context.Context, h *heldRestart) error {
 func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records recordSet) error {
 	id := h.record.Instance
 	_, taken := records.restartOf(id, h.record.ID)
+	taken = taken || records.check(id) != nil
 	// Stuck restarts do not count, so two processes may have taken different slots for the last free one. Each has
 	// created its record before it counts the others', so at least one of them sees too many.
 	if taken || records.count(h.record.ID, e.opts.MaxDown) >= e.opts.MaxDown {
@@ -241,7 +345,7 @@ func (e *Engine) startShutdown(ctx context.Context, h *heldRestart, records reco
 	}
 	if own, _ := e.ownInstance(id); own {
 		if i >= 0 {
-			h.record.handOver(found[i].frees)
+			h.record.HandOver(found[i].frees)
 		}
 		h.record.Handover, h.since = true, e.clock.Now()
 		_, err := e.renewRecord(ctx, h)
@@ -279,7 +383,7 @@ func (e *Engine) inVain(
 	id := h.record.Instance
 	for _, volume := range sortedKeys(staying) {
 		frees := slices.ContainsFunc(found, func(c candidate) bool { return c.instance == id && c.frees == volume })
-		if frees || h.record.frees(volume) {
+		if frees || h.record.FreedVolume() == volume {
 			return staysText(volume, staying[volume]), nil
 		}
 	}
@@ -414,7 +518,7 @@ func (e *Engine) cancelRestart(ctx context.Context, h *heldRestart, why string) 
 
 // withdraw withdraws the request of a cancelled restart.
 func (e *Engine) withdraw(ctx context.Context, h *heldRestart) error {
-	instance, err := e.instance(ctx, h.record.Instance)
+	instance, err := e.look(ctx, h)
 	switch {
 	case err != nil:
 		return err
@@ -484,7 +588,7 @@ func (e *Engine) recordRefusal(ctx context.Context, h *heldRestart, why string) 
 // awaitStop waits until the instance is stopped.
 func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	id := h.record.Instance
-	instance, err := e.instance(ctx, id)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -492,7 +596,7 @@ func (e *Engine) awaitStop(ctx context.Context, h *heldRestart) error {
 	case rack.Stopped:
 		// Its owner may have stopped it before the guest replied.
 		e.withdrawRequest(ctx, h)
-		h.stopped = e.clock.Now()
+		h.stopped, h.stoppedAt = e.clock.Now(), instance.RunStateSince
 		e.recordFailure(id, "")
 		e.enterStage(h, stageApplying)
 		return nil
@@ -563,7 +667,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	id := h.record.Instance
 	disks, err := e.instanceDisks(ctx, id)
 	switch {
-	case errors.Is(err, rack.ErrNotFound):
+	case errors.Is(err, errDeleted):
 		return false, err
 	case err != nil:
 		return e.stageLasted(timerApply, h, applyTimeout), err
@@ -571,7 +675,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 	var failed error
 	full := e.slotsNeeded(disks, id) > e.opts.MaxDisks
 	wanted := func(disk rack.Disk) bool {
-		return e.requestedElsewhere(disk.VolumeID, id) || h.record.frees(disk.VolumeID)
+		return e.requestedElsewhere(disk.VolumeID, id) || h.record.FreedVolume() == disk.VolumeID
 	}
 	leaving := slices.DeleteFunc(slices.Clone(disks), func(disk rack.Disk) bool {
 		return !full && !h.deferredAtStart[disk.VolumeID] && !wanted(disk)
@@ -611,7 +715,7 @@ func (e *Engine) apply(ctx context.Context, h *heldRestart) (done bool, err erro
 			e.opts.Log.Warn("no room for a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.CancelAttachRequest(request.volume, "")
 		case errors.Is(err, rack.ErrRefused), errors.Is(err, rack.ErrNotFound), errors.Is(err, rack.ErrReplaced),
-			errors.Is(err, rack.ErrUnknown):
+			errors.Is(err, rack.ErrUnknown), errors.Is(err, record.ErrFormat):
 			e.opts.Log.Warn("could not attach a volume", "volume_id", request.volume, "node_id", id, "error", err.Error())
 			e.recordAttachFailure(request.volume, tried, "not attached while it was stopped: "+err.Error())
 		default:
@@ -638,22 +742,22 @@ func (e *Engine) slotsNeeded(disks []rack.Disk, instance string) int {
 // reports whether a deferred detach may be carried out. If its record has changed since, the answer is no.
 func (e *Engine) unclaimed(
 	ctx context.Context, disks []rack.Disk, instance string,
-) (func(detach.Deferred) bool, error) {
+) (func(record.Deferral) bool, error) {
 	if !e.opts.Detacher.Asks() || len(disks) == 0 {
-		return func(detach.Deferred) bool { return true }, nil
+		return func(record.Deferral) bool { return true }, nil
 	}
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var asked []detach.Deferred
+	var asked []record.Deferral
 	for _, disk := range disks {
 		if deferred, ok := records.deferred.Of(disk.VolumeID, instance); ok {
 			asked = append(asked, deferred)
 		}
 	}
 	staying := e.opts.Detacher.Staying(ctx, asked)
-	return func(now detach.Deferred) bool {
+	return func(now record.Deferral) bool {
 		return staying[now.VolumeID] == nil && slices.ContainsFunc(asked, now.Unchanged)
 	}, nil
 }
@@ -661,7 +765,7 @@ func (e *Engine) unclaimed(
 // finishDetach carries out a deferred detach, unless the disk was requested again, or a workload may use it. An untimed
 // one is carried out only if another instance wants the disk.
 func (e *Engine) finishDetach(
-	ctx context.Context, disk rack.Disk, instance string, wanted bool, unclaimed func(detach.Deferred) bool,
+	ctx context.Context, disk rack.Disk, instance string, wanted bool, unclaimed func(record.Deferral) bool,
 ) error {
 	release, err := e.lockVolume(ctx, disk.VolumeID)
 	if err != nil {
@@ -746,9 +850,10 @@ func (e *Engine) attachRequested(ctx context.Context, volume, instance string) (
 
 // checkDisks calls [Options.Yield] for all disks of a stopped instance. The publish that attached one of them may have
 // ended before it looked at the records, and after the start of the instance the disk could not be detached any more.
-// It is repeated as long as it takes: what a guest writes to a disk that is being replaced is lost. One tick lists the
-// disks, and the next one, which has read the records after that, uses them. So a tick needs one call here, and an
-// instance is started although the rack is so slow that a tick has no time for two.
+// What a guest writes to a disk that is being replaced is lost, so this is repeated until the instance is overdue. Then
+// it starts all the same: the publish of such a volume is refused, and no workload uses it. One tick lists the disks,
+// and the next one, which has read the records after that, uses them. So a tick needs one call here, and an instance is
+// started although the rack is so slow that a tick has no time for two.
 func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordSet) error {
 	id := h.record.Instance
 	if e.opts.Yield != nil && h.attached == nil {
@@ -763,7 +868,7 @@ func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordS
 	attached := h.attached
 	h.attached = nil
 	if err := e.yield(ctx, id, attached, records.all); err != nil {
-		if !h.ownersStop && (errors.Is(err, rack.ErrConflict) || e.stageLasted(timerApply, h, applyTimeout)) {
+		if !h.ownersStop && (errors.Is(err, record.ErrNoRecord) || e.stageLasted(timerApply, h, applyTimeout)) {
 			e.reportProblem(ctx, h, orchestrator.EventRestartWaitsForDisk, "not started: "+err.Error())
 		}
 		return err
@@ -776,12 +881,21 @@ func (e *Engine) checkDisks(ctx context.Context, h *heldRestart, records recordS
 }
 
 // yield calls [Options.Yield] for the disks of a stopped instance.
-func (e *Engine) yield(ctx context.Context, instance string, disks []rack.Disk, records []rack.Record) (failed error) {
+func (e *Engine) yield(
+	ctx context.Context,
+	instance string,
+	disks []rack.Disk,
+	records []record.Record,
+) (failed error) {
 	for _, disk := range disks {
 		switch err := e.opts.Yield(ctx, disk, records); {
 		case err == nil:
 		case errors.Is(err, rack.ErrNotStopped):
 			return nil // it was started in the meantime: a deferred detach waits for the next restart
+		case errors.Is(err, record.ErrFormat): // the publish of this volume is refused, too
+			e.opts.Log.Warn(
+				"cannot tell whether a disk is being replaced",
+				"volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
 		case errors.Is(err, rack.ErrRefused):
 			e.opts.Log.Warn(
 				"detached a disk that is being replaced", "volume_id", disk.VolumeID, "node_id", instance, "error", err.Error())
@@ -853,7 +967,7 @@ func (e *Engine) checkAttachable(ctx context.Context, disk rack.Disk, instance s
 // start starts the instance. It is repeated until the instance runs.
 func (e *Engine) start(ctx context.Context, h *heldRestart) error {
 	id := h.record.Instance
-	instance, err := e.instance(ctx, id)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -917,7 +1031,7 @@ func (e *Engine) finishUnanswered(ctx context.Context, h *heldRestart) error {
 
 // recoverRestart brings back an instance whose restart another process had started.
 func (e *Engine) recoverRestart(ctx context.Context, h *heldRestart) error {
-	instance, err := e.instance(ctx, h.record.Instance)
+	instance, err := e.look(ctx, h)
 	if err != nil {
 		return err
 	}

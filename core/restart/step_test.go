@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -49,7 +49,7 @@ func TestDeletedNodeDoesNotBlockOtherRestarts(t *testing.T) {
 		r := &erasing{}
 		e := New(r, Options{Shutdown: Guest, Requester: lostNode{}, Log: slog.New(slog.DiscardHandler)})
 		w := &heldRestart{
-			record: restartRecord{ID: "1", Instance: "i", recordID: "r"},
+			record: record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}},
 			stage:  stageBack,
 			since:  time.Now().Add(-test.since),
 		}
@@ -78,13 +78,13 @@ func TestFailingWithdrawalFreesTheSlot(t *testing.T) {
 		since time.Duration
 		stuck bool
 	}{{backTimeout / 2, false}, {2 * backTimeout, true}} {
-		record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
-		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}}
+		kept := record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
+		r := &takenOver{records: []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}}
 		e := New(
 			r,
 			Options{Cluster: "prod", Shutdown: Guest, Requester: cannotWithdraw{}, Log: slog.New(slog.DiscardHandler)},
 		)
-		h := &heldRestart{record: record, stage: stageBack, since: time.Now().Add(-test.since)}
+		h := &heldRestart{record: kept, stage: stageBack, since: time.Now().Add(-test.since)}
 		e.held["1"] = h
 		if err := e.awaitBack(t.Context(), h); !errors.Is(err, errLost) || h.record.Stuck != test.stuck {
 			t.Errorf("%s after the start: %v, stuck: %t, want %t", test.since, err, h.record.Stuck, test.stuck)
@@ -115,9 +115,14 @@ func TestGivenUpRestartUndrainsItsNode(t *testing.T) {
 		e := New(r, Options{Shutdown: Drain, Requester: d, Drainer: d, Log: slog.New(slog.DiscardHandler)})
 		planned := time.Now().Add(-test.age)
 		h := &heldRestart{
-			record: restartRecord{ID: orchestrator.NewRestartID(planned), Instance: "i", recordID: "r", Stuck: true},
-			stage:  stageCancelling,
-			since:  planned,
+			record: record.Restart{
+				ID:       orchestrator.NewRestartID(planned),
+				Instance: "i",
+				Stored:   record.Record{ID: "r"},
+				Stuck:    true,
+			},
+			stage: stageCancelling,
+			since: planned,
 		}
 		e.held[h.record.ID] = h
 		if err := e.unreachable(t.Context(), h, timerBack, backTimeout, errLost); !errors.Is(err, errLost) {
@@ -143,11 +148,11 @@ func TestOwnersStopDuringAGivenUpRestart(t *testing.T) {
 		undrains   int
 		stage      stage
 	}{{false, 1, stageCancelling}, {true, 0, stageStopping}} {
-		record := restartRecord{ID: "1", Instance: "i", recordID: "r", MayStop: true}
+		kept := record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}, MayStop: true}
 		r, d := &takenOver{}, &drained{}
-		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+		r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
 		e := New(r, Options{Cluster: "prod", Shutdown: Drain, Requester: d, Drainer: d, Log: slog.New(slog.DiscardHandler)})
-		h := &heldRestart{record: record, stage: stageCancelling, recovering: test.recovering}
+		h := &heldRestart{record: kept, stage: stageCancelling, recovering: test.recovering}
 		h.since = time.Now().Add(-2 * backTimeout) // this orchestrator has no node whose request could be cleared
 		e.held["1"] = h
 		if err := e.withdraw(t.Context(), h); err != nil {
@@ -181,14 +186,14 @@ func (r *justStarted) StopInstance(context.Context, string) error {
 // An instance that was stopped when its restart was planned, and runs when it begins, is not stopped.
 func TestOwnersStartBeforeAPlannedRestart(t *testing.T) {
 	for _, wasStopped := range []bool{false, true} {
-		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", recordID: "r"}
+		kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
 		r := &justStarted{}
-		r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+		r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
 		e := New(r, Options{
 			Cluster: "prod", MaxDown: 1, MaxDisks: 8, Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
 		})
 		e.requests["v"] = &attachRequest{volume: "v", instance: "i"}
-		h := &heldRestart{record: record, stage: stagePlanned, since: time.Now(), wasStopped: wasStopped}
+		h := &heldRestart{record: kept, stage: stagePlanned, since: time.Now(), wasStopped: wasStopped}
 		e.held["1"] = h
 		records, err := e.readRecords(t.Context())
 		if err == nil {
@@ -218,8 +223,8 @@ func (r *takenRack) Disk(context.Context, string) (rack.Disk, error) {
 
 func (r *takenRack) InstanceDisks(context.Context, string) ([]rack.Disk, error) { return nil, nil }
 
-func (r *takenRack) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
-	return rack.Record{ID: "r", Name: name, Text: text}, nil
+func (r *takenRack) CreateRecord(_ context.Context, name, text string) (record.Record, error) {
+	return record.Record{ID: "r", Name: name, Text: text}, nil
 }
 
 func (r *takenRack) Attach(context.Context, rack.DiskID, string) (rack.Disk, error) {
@@ -254,7 +259,7 @@ func (r *changing) Instance(context.Context, string) (rack.Instance, error) {
 	return rack.Instance{ID: "i", RunState: r.state}, nil
 }
 
-func (r *changing) Records(ctx context.Context) ([]rack.Record, error) {
+func (r *changing) Records(ctx context.Context) ([]record.Record, error) {
 	if r.outage && !r.onlyRecords {
 		return nil, rack.ErrUnavailable
 	}
@@ -267,13 +272,13 @@ func TestEndlessChangeOfARunStateFreesTheSlot(t *testing.T) {
 		for _, state := range []string{"stopping", "migrating", "starting", "rebooting", "repairing"} {
 			synctest.Test(t, func(t *testing.T) {
 				r := &changing{state: state}
-				record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
-				r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+				kept := record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
+				r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
 				e := New(r, Options{
 					Cluster: "prod", Shutdown: Guest, HaltTimeout: 10 * time.Minute, Requester: cannotWithdraw{},
 					Log: slog.New(slog.DiscardHandler),
 				})
-				h := &heldRestart{record: record, stage: in, since: time.Now()}
+				h := &heldRestart{record: kept, stage: in, since: time.Now()}
 				e.held["1"] = h
 				for _, stuck := range []bool{false, false, true} {
 					err := e.runStage(t.Context(), h, recordSet{})
@@ -292,15 +297,15 @@ func TestOutageIsNoEndlessChangeOfARunState(t *testing.T) {
 	for _, onlyRecords := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			r := &changing{state: "starting", onlyRecords: onlyRecords}
-			record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", MayStop: true}
+			kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", MayStop: true}
 			name := restartName("prod", 0, 1)
 			e := New(r, Options{
 				Cluster: "prod", Shutdown: Hard, HaltTimeout: 10 * time.Minute, Lease: time.Hour, MaxDown: 1,
 				Log: slog.New(slog.DiscardHandler),
 			})
-			record.Holder = e.holder
-			r.records = []rack.Record{{ID: "r", Name: name, Text: rack.RecordText(record)}}
-			h := &heldRestart{record: record, stage: stageStarting, since: time.Now(), renewed: time.Now()}
+			kept.Holder = e.holder
+			r.records = []record.Record{{ID: "r", Name: name, Text: restartText(kept)}}
+			h := &heldRestart{record: kept, stage: stageStarting, since: time.Now(), renewed: time.Now()}
 			e.held["1"] = h
 			for _, test := range []struct{ outage, stuck bool }{
 				{false, false}, {true, false}, {false, false}, {false, true},
@@ -322,7 +327,7 @@ type panicking struct {
 	calls int
 }
 
-func (r *panicking) Records(context.Context) ([]rack.Record, error) {
+func (r *panicking) Records(context.Context) ([]record.Record, error) {
 	r.calls++
 	if r.calls == 1 {
 		panic("a bug")
@@ -347,21 +352,21 @@ func TestPanicDoesNotEndTheEngine(t *testing.T) {
 // ticking is a rack with fixed records.
 type ticking struct {
 	Rack
-	records []rack.Record
+	records []record.Record
 }
 
-func (r ticking) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
+func (r ticking) Records(context.Context) ([]record.Record, error) { return r.records, nil }
 
 // If a process dies while an instance is down, the instance is back within the lease and a minute. Therefore another
 // process's restart is polled as often as an own one.
 func TestOrphanedInstanceIsBackWithinAMinuteOfTheLease(t *testing.T) {
-	record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
+	kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
 	for _, test := range []struct {
-		records []rack.Record
+		records []record.Record
 		again   time.Duration
 	}{
 		{nil, defaultIdle},
-		{[]rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}, defaultPoll},
+		{[]record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}, defaultPoll},
 	} {
 		e := New(ticking{records: test.records}, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 		if got := e.runOnce(t.Context()); got != test.again {
@@ -388,30 +393,30 @@ func TestNextStageFollowsAtOnce(t *testing.T) {
 // takenOver is a rack with a stopped instance and the restart record of a process that has died.
 type takenOver struct {
 	Rack
-	records []rack.Record
+	records []record.Record
 	// created is when the record of the takeover was created, started when the instance was started.
 	created, started time.Time
 }
 
-func (r *takenOver) Records(context.Context) ([]rack.Record, error) { return r.records, nil }
+func (r *takenOver) Records(context.Context) ([]record.Record, error) { return r.records, nil }
 
-func (r *takenOver) CreateRecord(_ context.Context, name, text string) (rack.Record, error) {
+func (r *takenOver) CreateRecord(_ context.Context, name, text string) (record.Record, error) {
 	r.created = time.Now()
-	r.records = append(r.records, rack.Record{ID: name, Name: name, Text: text})
+	r.records = append(r.records, record.Record{ID: name, Name: name, Text: text})
 	return r.records[len(r.records)-1], nil
 }
 
-func (r *takenOver) UpdateRecord(_ context.Context, id, text string) error {
+func (r *takenOver) UpdateRecord(_ context.Context, id, text string) (found bool, err error) {
 	for i := range r.records {
 		if r.records[i].ID == id {
 			r.records[i].Text = text
 		}
 	}
-	return nil
+	return true, nil
 }
 
 func (r *takenOver) DeleteRecord(_ context.Context, id string) error {
-	r.records = slices.DeleteFunc(r.records, func(record rack.Record) bool { return record.ID == id })
+	r.records = slices.DeleteFunc(r.records, func(r record.Record) bool { return r.ID == id })
 	return nil
 }
 
@@ -432,8 +437,8 @@ func (r *takenOver) StartInstance(context.Context, string) error {
 // the volume waits for the end of the record.
 func TestAbandonedDetachingRecordExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &takenOver{records: []rack.Record{
-			{ID: "r", Name: "csi-detaching-d", Text: `{"v":1,"cluster":"prod","disk":"d","by":"ended"}`},
+		r := &takenOver{records: []record.Record{
+			{ID: "r", Name: record.Holds.Named("prod", "d"), Text: `{"v":1,"cluster":"prod","disk":"d","by":"ended"}`},
 		}}
 		e := New(r, Options{Cluster: "prod", Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -449,8 +454,8 @@ func TestAbandonedDetachingRecordExpires(t *testing.T) {
 // out calls of the previous holder.
 func TestTakeoverWaitsForLateCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		record := restartRecord{Version: 1, Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
-		r := &takenOver{records: []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}}
+		kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
+		r := &takenOver{records: []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}}
 		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
@@ -496,11 +501,11 @@ func TestVolumeThatCameBackNeedsNoSecondSlot(t *testing.T) {
 		for _, id := range []string{"back", "gone"} {
 			r.disks = append(r.disks, rack.Disk{VolumeID: id, ID: rack.DiskID(id), State: rack.Attached, InstanceID: "i"})
 		}
-		deferred := detach.Deferred{Version: 1, Cluster: "prod", VolumeID: "gone", Instance: "i"}
-		r.records = []rack.Record{{ID: "r", Name: detachName("gone"), Text: rack.RecordText(deferred)}}
+		deferred := record.Deferral{Version: 1, Cluster: "prod", VolumeID: "gone", Instance: "i"}
+		r.records = []record.Record{{ID: "r", Name: detachName("prod", "gone"), Text: record.Deferrals.Text(deferred)}}
 		e := New(r, Options{Cluster: "prod", MaxDisks: maxDisks, Log: slog.New(slog.DiscardHandler)})
 		e.addRequest(r.disks[0], "i")
-		done, err := e.apply(t.Context(), &heldRestart{record: restartRecord{ID: "1", Instance: "i"}})
+		done, err := e.apply(t.Context(), &heldRestart{record: record.Restart{ID: "1", Instance: "i"}})
 		if err != nil || !done || len(r.detached) != want {
 			t.Errorf("with %d slots: %t, %v, detached %q, want %d disks", maxDisks, done, err, r.detached, want)
 		}
@@ -522,20 +527,20 @@ func (r *diskList) InstanceDisks(context.Context, string) ([]rack.Disk, error) {
 // makes one call for it: a slow rack has no time for two.
 func TestRecordsAreReadAfterTheDisks(t *testing.T) {
 	r := &diskList{}
-	record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
-	r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
-	var compared []rack.Record
+	kept := record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
+	r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
+	var compared []record.Record
 	e := New(r, Options{
 		Cluster: "prod", Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
-		Yield: func(_ context.Context, disk rack.Disk, records []rack.Record) error {
+		Yield: func(_ context.Context, disk rack.Disk, records []record.Record) error {
 			compared = append(compared, records...)
 			return nil
 		},
 	})
-	h := &heldRestart{record: record, stage: stageChecking, since: time.Now(), renewed: time.Now()}
+	h := &heldRestart{record: kept, stage: stageChecking, since: time.Now(), renewed: time.Now()}
 	e.held["1"] = h
 	for _, read := range []string{"before the list", "after the list"} {
-		if err := e.runStage(t.Context(), h, recordSet{all: []rack.Record{{Name: read}}}); err != nil {
+		if err := e.runStage(t.Context(), h, recordSet{all: []record.Record{{Name: read}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -549,17 +554,17 @@ func TestRecordsAreReadAfterTheDisks(t *testing.T) {
 
 // An instance that is not started because of a record that only a person can mend tells why at once.
 func TestUnreadableRecordIsReported(t *testing.T) {
-	record := restartRecord{ID: "1", Instance: "i", recordID: "r"}
+	kept := record.Restart{ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
 	r := &diskList{}
-	r.records = []rack.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: rack.RecordText(record)}}
+	r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
 	e := New(r, Options{
 		Cluster: "prod", Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
-		Yield: func(context.Context, rack.Disk, []rack.Record) error { return rack.ErrConflict },
+		Yield: func(context.Context, rack.Disk, []record.Record) error { return record.ErrNoRecord },
 	})
-	h := &heldRestart{record: record, stage: stageChecking, since: time.Now(), renewed: time.Now()}
+	h := &heldRestart{record: kept, stage: stageChecking, since: time.Now(), renewed: time.Now()}
 	e.held["1"] = h
 	_ = e.runStage(t.Context(), h, recordSet{}) // only lists the disks: the next call uses them
-	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, rack.ErrConflict) || h.problem == "" {
+	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, record.ErrNoRecord) || h.problem == "" {
 		t.Errorf("%v; reported %q", err, h.problem)
 	}
 	if h.stage != stageChecking {
@@ -567,7 +572,7 @@ func TestUnreadableRecordIsReported(t *testing.T) {
 	}
 	// An instance that its owner stopped, and starts, waits for nothing.
 	h.ownersStop, h.problem, h.reported, h.attached = true, "", "", []rack.Disk{{VolumeID: "d"}}
-	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, rack.ErrConflict) || h.problem != "" {
+	if err := e.runStage(t.Context(), h, recordSet{}); !errors.Is(err, record.ErrNoRecord) || h.problem != "" {
 		t.Errorf("the owner's stop: %v; reported %q", err, h.problem)
 	}
 }

@@ -62,7 +62,7 @@ func (p *plannedWorld) readRecords(ctx context.Context) (records, error) {
 				p.mayStop[r.Instance] = now
 			}
 			found.restarts = append(found.restarts, r)
-		case strings.HasPrefix(string(group.Name), "csi-detach-"):
+		case strings.HasPrefix(string(group.Name), "csi-defer-"):
 			var d deferredDetach
 			if err := json.Unmarshal([]byte(group.Description), &d); err != nil {
 				return found, err

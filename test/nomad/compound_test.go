@@ -104,7 +104,7 @@ func (c *cluster) deferred(t *testing.T) (all, open int) {
 		oxide.AntiAffinityGroupListParams{Project: oxide.NameOrId(c.sim.Project)})
 	must(t, err)
 	for _, group := range list {
-		if strings.HasPrefix(string(group.Name), "csi-detach-") {
+		if strings.HasPrefix(string(group.Name), "csi-defer-") {
 			all++
 			if !strings.Contains(group.Description, `"over":true`) && !strings.Contains(group.Description, `"untimed":true`) {
 				open++

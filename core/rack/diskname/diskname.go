@@ -32,6 +32,10 @@ const (
 	snapshotHashLetters = 32
 )
 
+// DiskID is the ID that the rack has for one disk. The ID of a volume is a plain string, as in CSI: it stays the same
+// while the volume gets one larger disk after another. With two types the compiler keeps them apart.
+type DiskID string
+
 // Kind says what a name is for. It is part of the hash: a volume and a snapshot with the same name have different
 // hashes.
 type Kind string
@@ -80,7 +84,7 @@ func ForClone(cluster, volume string) string {
 	return temporaryPrefix + hashText(Clone, cluster, volume, snapshotHashLetters)
 }
 
-// ForCluster returns the text that identifies a cluster in the names of restart records.
+// ForCluster returns the text that identifies a cluster in the names of its records.
 func ForCluster(cluster string) string {
 	return hashText(restart, cluster, "", hashLetters)
 }
