@@ -94,6 +94,11 @@ func TestRows(t *testing.T) {
 		if row.Code != codes.OK && strings.Contains(row.OnHosts, "{") {
 			t.Errorf("%s: a command prints %q as it is", row.Word, row.OnHosts)
 		}
+		for _, next := range []string{row.Next, row.OnNomad, row.OnHosts} {
+			if advisesDeletion.MatchString(next) && !slices.Contains(deletionIsTheOnlyWay, row) {
+				t.Errorf("%s advises to delete data: %q", row.Word, next)
+			}
+		}
 		nomad, host := cmp.Or(row.OnNomad, row.Next), cmp.Or(row.OnHosts, row.Next)
 		if kubernetes.MatchString(nomad) && !slices.Contains(onlyKubernetes, row) ||
 			kubernetes.MatchString(host) && !slices.Contains(onlyOrchestrators, row) {
@@ -101,6 +106,13 @@ func TestRows(t *testing.T) {
 		}
 	}
 }
+
+// deletionIsTheOnlyWay are the faults whose next step may end with a deletion: of a claim that has no volume, of a volume
+// that its owner does not need, and of a foreign disk, with its owner's word.
+var (
+	deletionIsTheOnlyWay = []*fault.Row{fault.OtherDriver, fault.DiskNotBlank, fault.NameTaken}
+	advisesDeletion      = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
+)
 
 // withoutRow are the exported errors without a row, and the reasons.
 var withoutRow = map[string]string{

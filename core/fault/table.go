@@ -81,6 +81,14 @@ var (
 		OnNomad: "keep the volume and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below agrees, delete that disk alone",
 		Why:     "Another client created a disk of the same name in the moment in which the name was free. The data are on a snapshot.",
 	})
+	VolumeDiffers = row(Row{
+		Word: "VolumeDiffers", Code: codes.AlreadyExists, Link: "disk", Actor: Owner,
+		Verdict: "a disk has the name of volume {volume} already, and is not what is asked for",
+		Next:    "delete nothing: the message says what differs. Ask for what the disk is, or make a new claim, which gets a new name",
+		OnNomad: "delete nothing: the message says what differs. Ask for what the disk is, or give the volume another name",
+		OnHosts: "or ask for what it is; oxide-csi volume expand makes it larger",
+		Why:     "A volume's name leads to its disk, so that a repeated create finds it. The size is that with which the volume was made, also after it has grown.",
+	})
 	QuotaExhausted = row(Row{
 		Word: "QuotaExhausted", Code: codes.ResourceExhausted, Link: "disk", Actor: RackOperator,
 		Verdict: "the silo's quota, or the rack's space, is too small for the volume",
@@ -123,7 +131,7 @@ var (
 		Word: "RestartPlanned", Code: codes.FailedPrecondition, Link: "instance", Actor: Nobody,
 		Verdict: "volume {volume} waits for a planned restart of node {node}",
 		Next:    "oxide-csi volume show {volume} shows when it begins, and what it waits for",
-		OnHosts: "oxide-csi volume show shows when it begins; repeat the command",
+		OnHosts: "with --wait the command waits for it; without, repeat it at least every 10 minutes, or the request ends",
 		Why:     "The rack attaches disks only while an instance is stopped. One restart serves all volumes that wait for the node. Nomad retries only this code, for a day; Kubernetes' external-attacher retries every code.",
 	})
 	InstanceFull = row(Row{
@@ -131,7 +139,7 @@ var (
 		Verdict: "instance {instance} of node {node} has no room for another disk",
 		Next:    "kubectl cordon {node}, then kubectl delete {pod}: it starts on another node; then kubectl uncordon {node}",
 		OnNomad: "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another client; then -enable",
-		OnHosts: "attach the volume to another instance, or detach one from this",
+		OnHosts: "attach the volume to another instance, or detach one from this: oxide-csi volume list has them",
 		Why:     "The boot disk counts. Disks that were attached by hand count too. Racks of release 18 and later take `--max-disks=12`.",
 	})
 	SerialCollision = row(Row{
@@ -153,7 +161,7 @@ var (
 		Verdict: "this rack does not attach disks to a running instance, and node {node} runs",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		OnNomad: "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a controller on another client, and start it: docs/how-to/planned-restarts-nomad.md#stop-an-instance-yourself",
-		OnHosts: "attach the volume with --node from another host, and start the instance when oxide-csi volume show says attached",
+		OnHosts: "with --wait and --node, on another host, the command waits until the instance is stopped; then start it again",
 		Why:     "With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	})
 	ClaimsUnknown = row(Row{
@@ -185,7 +193,7 @@ var (
 		Verdict: "disk {disk} is still attached to instance {holder}",
 		Next:    "kubectl get volumeattachment has the node; end the pod there that uses the volume, if it may end. If there is none, detach nothing and ask who attached it",
 		OnNomad: "nomad volume status has the allocation and its client: end it, if it may end. If the disk stays attached, or there is no such allocation: docs/how-to/troubleshooting-nomad.md#stuck",
-		OnHosts: "oxide-csi volume show has the node: oxide-csi volume unmount there, or oxide-csi volume detach",
+		OnHosts: "oxide-csi volume show has the node: oxide-csi volume unmount there, then oxide-csi volume detach",
 		Why:     "A disk is attached to one instance at a time. Kubernetes does not detach it from a node that is down until somebody acts: docs/how-to/drain-nodes.md.",
 	})
 	ControllerNotRunning = row(Row{

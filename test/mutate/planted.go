@@ -2505,8 +2505,8 @@ var planted = []bug{
 	{
 		name:     "rack: the request ID is in the text of an error",
 		file:     "core/rack/errors.go",
-		original: "%s (HTTP %d)\", doing, kind, sanitize(message), status)",
-		planted:  "%s (HTTP %d, %s)\", doing, kind, sanitize(message), status, requestID)",
+		original: "%s (HTTP %d)\", doing, kind, message, status)",
+		planted:  "%s (HTTP %d, %s)\", doing, kind, message, status, requestID)",
 		pkg:      "core/controller",
 		test:     "TestRepeatedErrorHasTheSameText",
 	},
