@@ -119,6 +119,9 @@ type Guest interface {
 	// Steps returns the links between the instance and the workload: device, filesystem and mounts. There are none if
 	// this guest does not have the disk.
 	Steps(ctx context.Context, diskName string) []orchestrator.TraceStep
+	// Waits returns what a controller on this machine says that the volume waits for, and the node that it shall be
+	// attached to. Only the controller knows that.
+	Waits(ctx context.Context, volumeID string) (node string, messages []orchestrator.TraceMessage)
 }
 
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
@@ -143,6 +146,10 @@ func Explain(
 	}
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
 		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
+	}
+	if guest != nil && f.VolumeID != "" {
+		node, messages := guest.Waits(ctx, f.VolumeID)
+		f.Node, f.Messages = cmp.Or(f.Node, node), append(f.Messages, messages...)
 	}
 	row := Verdict(f)
 	return Explanation{

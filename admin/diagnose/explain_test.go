@@ -345,7 +345,7 @@ func TestStories(t *testing.T) {
 				traced(trace),
 				[]*rack.Client{client},
 				coretest.Cluster,
-				diagnose.Devices{},
+				diagnose.Host{},
 			)
 			if err != nil || got.Reason != s.reason {
 				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)

@@ -69,7 +69,7 @@ var (
 	Works = &fault.Row{
 		Word:    "Works",
 		Verdict: "nothing is wrong with volume {volume}, as far as can be seen",
-		Actor:   fault.Nobody,
+		Actor:   "nobody",
 		Next:    "if the workload still has a problem, its own log is the next place",
 	}
 	Unknown = &fault.Row{

@@ -39,7 +39,7 @@ func (d *demo) story() []step {
 		}},
 		{d.says("Attach both to node-a. It runs, so the plugin restarts it, once for both.",
 			"Attach both to node-a, while it runs."), []action{
-			d.typesAtOnce("oxide-csi volume attach orders --node=node-a", "oxide-csi volume attach photos --node=node-a"),
+			d.typesAtOnce("oxide-csi volume attach orders --node=node-a --wait", "oxide-csi volume attach photos --node=node-a --wait"),
 			d.restarted(a),
 			d.lists("orders 1 GiB on node-a, photos 1 GiB on node-a"),
 		}},

@@ -34,12 +34,14 @@ var (
 		Word: "ProjectUnusable", Code: codes.FailedPrecondition, Link: "rack", Actor: Operator,
 		Verdict: "the project of the settings does not exist, or the token's user has no role on it",
 		Next:    "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the user limited-collaborator on it",
+		OnHosts: "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
 		Why:     "A rack answers 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create answers UNAVAILABLE instead.",
 	})
 	RoleTooLow = row(Row{
 		Word: "RoleTooLow", Code: codes.PermissionDenied, Link: "rack", Actor: Operator,
 		Verdict: "the token's role allows to read, but not to change",
 		Next:    "have the silo's administrator give the token's user the role limited-collaborator on the project",
+		OnHosts: "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
 		Why:     "Disks can be listed, and nothing can be created, attached or deleted. A create answers UNAVAILABLE instead.",
 	})
 	OtherDriver = row(Row{
@@ -93,6 +95,7 @@ var (
 		Word: "QuotaExhausted", Code: codes.ResourceExhausted, Link: "disk", Actor: RackOperator,
 		Verdict: "the silo's quota, or the rack's space, is too small for the volume",
 		Next:    "ask the silo's administrator for more quota, or the rack's operator for space: the messages below say which is full",
+		OnHosts: "ask the silo's administrator for more quota, or the rack's operator for space",
 		Why:     "Disks and snapshots of all projects of the silo count. A clone needs its size once more for a moment. A provisioner tries another topology segment.",
 	})
 	DiskGone = row(Row{
@@ -119,19 +122,21 @@ var (
 		Word: "RestartRefused", Code: codes.FailedPrecondition, Link: "instance", Actor: Operator,
 		Verdict: "the node refuses the restart that volume {volume} waits for",
 		Next:    "oxide-csi volume show {volume} has the node's reason; when the reason is gone, the restart is tried again",
+		OnHosts: "when the node's reason is gone, the restart is tried again; oxide-csi volume attach with --wait waits for it",
 		Why:     "With --attach-mode=restart the node plugin shuts its guest down, and refuses where that would end pods for good.",
 	})
 	RestartNeeded = row(Row{
 		Word: "RestartNeeded", Code: codes.FailedPrecondition, Link: "instance", Actor: Operator,
 		Verdict: "volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
+		OnHosts: "shut the guest of that instance down, if all that runs there may end; oxide-csi volume attach with --wait and --node then attaches the disk",
 		Why:     "The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	})
 	RestartPlanned = row(Row{
 		Word: "RestartPlanned", Code: codes.FailedPrecondition, Link: "instance", Actor: Nobody,
 		Verdict: "volume {volume} waits for a planned restart of node {node}",
 		Next:    "oxide-csi volume show {volume} shows when it begins, and what it waits for",
-		OnHosts: "with --wait the command waits for it; without, repeat it at least every 10 minutes, or the request ends",
+		OnHosts: "oxide-csi volume attach with --wait waits for it; without, repeat it at least every 10 minutes, or the request ends",
 		Why:     "The rack attaches disks only while an instance is stopped. One restart serves all volumes that wait for the node. Nomad retries only this code, for a day; Kubernetes' external-attacher retries every code.",
 	})
 	InstanceFull = row(Row{
@@ -186,6 +191,7 @@ var (
 		Word: "DetachUntimed", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
 		Verdict: "the disk of an unpublished volume is still attached to instance {holder}, and no time is set for its detach",
 		Next:    "if the volume of the message is mounted nowhere: oxide-csi volume detach VOLUME --node={holder} --unmounted, or stop that instance",
+		OnHosts: "if the volume is mounted nowhere: oxide-csi volume detach with --node and --unmounted, or stop that instance",
 		Why:     "Either the volume had just come back to that instance, and the unpublish may have been an old one, or the rack detaches disks only while the instance is stopped.",
 	})
 	AttachedElsewhere = row(Row{
@@ -335,13 +341,14 @@ var (
 		Word: "NotFound", Code: codes.NotFound, Link: "disk", Actor: Operator,
 		Verdict: "the rack does not have what the message names",
 		Next:    "see the message; oxide-csi orphans lists volumes without a disk",
-		OnHosts: "list existing objects with \"oxide-csi volume list --all\" or \"oxide-csi snapshot list\"",
+		OnHosts: "oxide-csi volume list --all shows volumes and instances, oxide-csi snapshot list shows snapshots",
 		Why:     "The plugin answers so only after it has seen that the token has access to the project. Without a role every look-up answers 404.",
 	})
 	SizeUnsupported = row(Row{
 		Word: "SizeUnsupported", Code: codes.OutOfRange, Link: "claim", Actor: Owner,
 		Verdict: "the rack makes no disk of this size",
 		Next:    "ask for a size that the rack makes: docs/reference/limits.md",
+		OnHosts: "docs/reference/limits.md has the sizes that racks make",
 		Why:     "The code is final for a provisioner, and nothing was created.",
 	})
 	FormatNewer = row(Row{
@@ -414,6 +421,7 @@ var (
 		Word: "FilesystemUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,
 		Verdict: "the plugin does not support this filesystem",
 		Next:    "use ext4, ext3, xfs or btrfs: docs/reference/parameters.md",
+		OnHosts: "docs/reference/parameters.md has the filesystems",
 		Why:     "The kernel of a node may know others, which the plugin neither makes nor checks.",
 	})
 	FormatFailed = row(Row{
@@ -444,6 +452,7 @@ var (
 		Word: "MountInUse", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Operator,
 		Verdict: "a process still uses a mount of volume {volume}",
 		Next:    "end the process, or unmount the mount, that the message names",
+		OnHosts: "end the process, or unmount the mount, that the message names; with --wait the command waits for it",
 		Why:     "The kernel unmounts nothing that is in use.",
 	})
 	PathOccupied = row(Row{
@@ -462,6 +471,7 @@ var (
 		Word: "MappingInUse", Code: codes.FailedPrecondition, Link: "device", Actor: Operator,
 		Verdict: "a process, or a device built on it, uses the mapping of the encrypted volume {volume}",
 		Next:    "end the process, or the device, that the message names",
+		OnHosts: "end the process, or the device, that the message names; with --wait the command waits for it",
 		Why:     "The kernel closes no mapping that is in use.",
 	})
 	CryptsetupFailed = row(Row{

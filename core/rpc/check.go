@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
@@ -114,7 +115,12 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		)
 	}
 	if fsType := capability.GetMount().GetFsType(); !filesystem.Supported(fsType) {
-		return InvalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(filesystem.Types(), ", "))
+		return Fault(
+			fault.FilesystemUnsupported,
+			"fs_type %q is not supported: use one of %s",
+			fsType,
+			strings.Join(filesystem.Types(), ", "),
+		)
 	}
 	return filesystem.CheckMountFlags(capability.GetMount().GetFsType(), capability.GetMount().GetMountFlags())
 }
