@@ -176,7 +176,8 @@ func (f *choiceFlag) Set(text string) error {
 
 // withWatch adds the flag --watch to a list.
 func (b *storageCommands) withWatch(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&b.watch, "watch", "w", false, "print the list again when it changes, until Ctrl-C, or for the time of --timeout")
+	cmd.Flags().
+		BoolVarP(&b.watch, "watch", "w", false, "print the list again when it changes, until Ctrl-C, or for the time of --timeout")
 }
 
 // watchInterval is the time between two looks of --watch.

@@ -214,8 +214,20 @@ func unreachableError(socket, service string, reason error) error {
 }
 
 // flagOf writes the flags of commands in the place of CSI's names for what they hold.
-var flagOf = strings.NewReplacer("capacity_range: ", "--size: ", "node_id: ", "--node: ", "volume_content_source", "source",
-	"accessibility_requirements", "--rack", "fs_type ", "--fs-type ", "topology.csi.oxide.computer/", "")
+var flagOf = strings.NewReplacer(
+	"capacity_range: ",
+	"--size: ",
+	"node_id: ",
+	"--node: ",
+	"volume_content_source",
+	"source",
+	"accessibility_requirements",
+	"--rack",
+	"fs_type ",
+	"--fs-type ",
+	"topology.csi.oxide.computer/",
+	"",
+)
 
 // answerError is the error of a call that the plugin answered with an error, or not in time.
 func answerError(ctx context.Context, call Call, socket string, answer *status.Status) error {

@@ -127,7 +127,14 @@ func TestExamineRack(t *testing.T) {
 			client, err := rack.New(config)
 			coretest.Must(t, err)
 			r.ClearCalls(t)
-			found := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now().Add(test.after))
+			found := diagnose.ExamineRack(
+				t.Context(),
+				client,
+				nil,
+				coretest.Cluster,
+				orchestrator.None,
+				time.Now().Add(test.after),
+			)
 			checkComplete(t, found)
 			if diff := cmp.Diff(test.want, notOK(found)); diff != "" {
 				t.Errorf("-want +got:\n%s\n%+v", diff, found)
@@ -217,7 +224,10 @@ func TestHotplugIsProvedByADisk(t *testing.T) {
 	r := coretest.New(t)
 	client := newRack(t, r)
 	look := func() string {
-		return found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()), "hot-plug")
+		return found(
+			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()),
+			"hot-plug",
+		)
 	}
 	if text := look(); !strings.HasPrefix(text, "not known") {
 		t.Errorf("without disks: %s", text)

@@ -92,7 +92,8 @@ func TestDoctorOfPlannedRestarts(t *testing.T) {
 	await.Eventually(t, "explain says what show says", func() bool {
 		got, shown := runPlugin(t, environ, "explain", "x"), h.run(t, "volume", "show", "x")
 		return strings.HasPrefix(got.stdout, "RestartNeeded: ") && strings.Contains(got.stdout, fault.RestartNeeded.OnHosts) &&
-			strings.Contains(got.stdout, "of node "+h.sim.Instances[0].Name) && strings.Contains(shown.stdout, "would be restarted")
+			strings.Contains(got.stdout, "of node "+h.sim.Instances[0].Name) &&
+			strings.Contains(shown.stdout, "would be restarted")
 	})
 	await.Eventually(t, "doctor says why the restart has not begun", func() bool {
 		got := runPlugin(t, environ, "doctor")

@@ -54,8 +54,17 @@ func TestExitCodesOfWaiting(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for _, signal := range []os.Signal{os.Interrupt, os.Kill} {
-		cmd := exec.CommandContext(within(t, 2*time.Minute), programs.Plugin,
-			"volume", "attach", "data", "--node=node-a", "--wait", "--endpoint="+h.dir+"/none", "--controller-endpoint="+h.dir+"/none")
+		cmd := exec.CommandContext(
+			within(t, 2*time.Minute),
+			programs.Plugin,
+			"volume",
+			"attach",
+			"data",
+			"--node=node-a",
+			"--wait",
+			"--endpoint="+h.dir+"/none",
+			"--controller-endpoint="+h.dir+"/none",
+		)
 		stderr := &simtest.Output{}
 		cmd.Env, cmd.Stderr = baseEnv(), stderr
 		must(t, cmd.Start())
@@ -164,7 +173,12 @@ func troubles() []trouble {
 			t.Helper()
 			created(t, h)
 			_, err := h.sim.Inject(t.Context(), simtest.Fault{
-				Operation: "disk_list", Kind: simtest.FaultStatus, Status: status, ErrorCode: "Internal", Message: "x", Count: new(0),
+				Operation: "disk_list",
+				Kind:      simtest.FaultStatus,
+				Status:    status,
+				ErrorCode: "Internal",
+				Message:   "x",
+				Count:     new(0),
 			})
 			must(t, err)
 			return []string{"volume", "list"}
@@ -185,11 +199,15 @@ func troubles() []trouble {
 				must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
 				return []string{"volume", "create", "data", "--size=1GiB"}
 			}},
-		{row: fault.RoleTooLow, says: []string{"OXIDE_TOKEN_FILE", "limited-collaborator"}, step: writes("limited-collaborator"),
+		{
+			row:  fault.RoleTooLow,
+			says: []string{"OXIDE_TOKEN_FILE", "limited-collaborator"},
+			step: writes("limited-collaborator"),
 			meets: func(t *testing.T, h *host) []string {
 				writes("viewer")(t, h)
 				return []string{"volume", "create", "data", "--size=1GiB"}
-			}},
+			},
+		},
 		{row: fault.ProjectUnusable, says: []string{"OXIDE_PROJECT"}, args: []string{"--oxide-project=nope"},
 			meets: func(*testing.T, *host) []string { return []string{"volume", "create", "data", "--size=1GiB"} },
 			step: func(t *testing.T, h *host) {

@@ -834,7 +834,10 @@ func TestVolumeExitCodes(t *testing.T) {
 			}
 		}
 	})
-	_, err := h.sim.Inject(t.Context(), simtest.Fault{Operation: "*", Kind: simtest.FaultStatus, Status: 503, Count: new(0)})
+	_, err := h.sim.Inject(
+		t.Context(),
+		simtest.Fault{Operation: "*", Kind: simtest.FaultStatus, Status: 503, Count: new(0)},
+	)
 	must(t, err)
 	t.Run("a rack that does not answer", func(t *testing.T) { h.fails(t, 3, "volume", "show", id) })
 	must(t, h.sim.ClearFaults(t.Context()))
@@ -940,7 +943,8 @@ func TestVolumeProgress(t *testing.T) {
 	if hidden != "" {
 		t.Errorf("progress without a terminal: %q", hidden)
 	}
-	if !regexp.MustCompile(`waiting \d+s for the controller \(CreateVolume\)`).MatchString(shown) || !strings.HasSuffix(shown, "\r\x1b[K") {
+	if !regexp.MustCompile(`waiting \d+s for the controller \(CreateVolume\)`).MatchString(shown) ||
+		!strings.HasSuffix(shown, "\r\x1b[K") {
 		t.Errorf("progress on a terminal: %q", shown)
 	}
 	// Commands print no colours, so NO_COLOR has nothing to change.

@@ -107,8 +107,8 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// deletionIsTheOnlyWay are the faults whose next step may end with a deletion: of a claim that has no volume, of a volume
-// that its owner does not need, and of a foreign disk, with its owner's word.
+// deletionIsTheOnlyWay are the faults whose next step may end with a deletion: of a claim that has no volume, of a
+// volume that its owner does not need, and of a foreign disk, with its owner's word.
 var (
 	deletionIsTheOnlyWay = []*fault.Row{fault.OtherDriver, fault.DiskNotBlank, fault.NameTaken}
 	advisesDeletion      = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
