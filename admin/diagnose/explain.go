@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,9 +47,16 @@ func (f Facts) messages() []string {
 	return texts
 }
 
+// blocked finds the volume and the instance in the message about a disk that is still attached, which may be that of
+// another volume: the controller's waitsForDetachError.
+var blocked = regexp.MustCompile(`disk "[^"]+" \(([0-9a-f-]{36})\) was given up by instance ([0-9a-f-]{36})`)
+
 // fill replaces the placeholders of a text.
 func (f Facts) fill(text string) string {
 	volume, disk, instance := cmp.Or(f.VolumeID, f.CSIName), "of the volume", f.NodeID
+	if f.Orchestrator == orchestrator.None {
+		volume = cmp.Or(f.CSIName, f.VolumeID) // as it was typed
+	}
 	if f.Disk != nil {
 		disk = nameOnRack(*f.Disk)
 	}
@@ -59,14 +67,17 @@ func (f Facts) fill(text string) string {
 	if node == "" && f.Instance != nil {
 		node = f.Instance.Name
 	}
-	holder := "that has it"
+	holder, blocker := "that has it", cmp.Or(volume, "VOLUME")
 	if f.Disk != nil && f.Disk.InstanceID != "" {
 		holder = f.Disk.InstanceID
+	}
+	if named := blocked.FindStringSubmatch(strings.Join(f.messages(), "\n")); named != nil {
+		blocker, holder = named[1], named[2]
 	}
 	namespace, _, _ := strings.Cut(f.Claim, "/")
 	return strings.NewReplacer(
 		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
-		"{holder}", holder, "{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
+		"{holder}", holder, "{blocker}", blocker, "{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
 		"{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
 	).Replace(text)
 }
@@ -136,7 +147,7 @@ func Explain(
 	guest Guest,
 ) (Explanation, error) {
 	f, err := collect(ctx, subject, tracer, racks, cluster)
-	if err == nil && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
+	if err == nil && f.Unasked != "" && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
 		// The subject is the ID of a disk, as errors name it. The orchestrator knows only the ID of the volume.
 		subject.VolumeID = f.VolumeID
 		f, err = collect(ctx, subject, tracer, racks, cluster)
@@ -147,13 +158,25 @@ func Explain(
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
 		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
 	}
+	for _, other := range f.Others {
+		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {
+			break // the workload waits for this volume
+		}
+		if next, err := collect(ctx, other, tracer, racks, cluster); err == nil && Verdict(next) != Works {
+			f = next
+		}
+	}
 	if guest != nil && f.VolumeID != "" {
 		node, messages := guest.Waits(ctx, f.VolumeID)
 		f.Node, f.Messages = cmp.Or(f.Node, node), append(f.Messages, messages...)
 	}
 	row := Verdict(f)
+	verdict := f.fill(row.Verdict)
+	if messages := f.allMessages(); row == Unknown && len(messages) > 0 {
+		verdict = f.fill("volume {volume} waits: ") + messages[len(messages)-1].Text
+	}
 	return Explanation{
-		Reason: row.Word, Verdict: f.fill(row.Verdict), Broken: row.Link, Actor: row.Actor,
+		Reason: row.Word, Verdict: verdict, Broken: row.Link, Actor: row.Actor,
 		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
 	}, nil
 }

@@ -250,7 +250,7 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred detach.Defe
 	}
 	return rpc.LoggedAt(slog.LevelInfo, rpc.Fault(
 		row,
-		"disk %q (%s) was given up by instance %s and is still attached to it: %s, %s",
+		"disk %q (%s) was given up by instance %s, which still has it: %s, %s",
 		disk.Name,
 		disk.ID,
 		deferred.Instance,

@@ -85,7 +85,9 @@ func TestWordsArePermanent(t *testing.T) {
 func TestRows(t *testing.T) {
 	kubernetes := regexp.MustCompile("kubectl|Secret")
 	onlyKubernetes := []*fault.Row{fault.OtherDriver, fault.SnapshotNotReady}
-	onlyOrchestrators := append(onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet)
+	onlyOrchestrators := append(
+		onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet, fault.RunsWithoutDisk,
+	)
 	for _, row := range fault.Table {
 		if !regexp.MustCompile(`^[A-Z][A-Za-z]+$`).MatchString(row.Word) || row.Verdict == "" || row.Actor == "" ||
 			row.Next == "" || row.Why == "" {
@@ -110,8 +112,10 @@ func TestRows(t *testing.T) {
 // deletionIsTheOnlyWay are the faults whose next step may end with a deletion: of a claim that has no volume, of a
 // volume that its owner does not need, and of a foreign disk, with its owner's word.
 var (
-	deletionIsTheOnlyWay = []*fault.Row{fault.OtherDriver, fault.DiskNotBlank, fault.NameTaken}
-	advisesDeletion      = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
+	deletionIsTheOnlyWay = []*fault.Row{
+		fault.OtherDriver, fault.AccessModeUnsupported, fault.DiskNotBlank, fault.NameTaken,
+	}
+	advisesDeletion = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
 )
 
 // withoutRow are the exported errors without a row, and the reasons.
@@ -249,7 +253,7 @@ error without a word names what is wrong with the request. Words without a code 
 func errorsPage() string {
 	placeholders := strings.NewReplacer("{pod}", "pod -n NAMESPACE POD", "{volume}", "VOLUME", "{disk}", "DISK",
 		"{instance}", "INSTANCE", "{holder}", "INSTANCE", "{node}", "NODE", "{claim}", "CLAIM", "{namespace}", "NAMESPACE",
-		"{allocation}", "ALLOCATION")
+		"{allocation}", "ALLOCATION", "{blocker}", "VOLUME")
 	var page strings.Builder
 	page.WriteString(pageBegin)
 	rows := slices.Clone(fault.Table)

@@ -19,8 +19,8 @@ func row(r Row) *Row {
 	return &r
 }
 
-// The rows. Texts may hold the placeholders {volume}, {disk}, {instance}, {holder}, {node}, {claim}, {namespace}, {pod}
-// and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it is.
+// The rows. Texts may hold the placeholders {volume}, {disk}, {instance}, {holder}, {blocker}, {node}, {claim},
+// {namespace}, {pod} and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it is.
 var (
 	TokenRejected = row(Row{
 		Word: "TokenRejected", Code: codes.Unauthenticated, Link: "rack", Actor: Operator,
@@ -161,6 +161,21 @@ var (
 		Next:    "unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
 		Why:     "Its owner has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	})
+	RunsWithoutDisk = row(Row{
+		Word: "RunsWithoutDisk", Link: "disk", Actor: Operator,
+		Verdict: "a workload runs with volume {volume}, and its disk {disk} is not attached to the instance {instance} where it runs",
+		Next:    "let nothing else use the volume; kubectl delete {pod}: it starts again, and gets the disk. What it wrote since may be lost",
+		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one gets the disk. What it wrote since may be lost",
+		Why:     "The orchestrator takes the volume for attached, and the rack says otherwise: somebody detached the disk, or attached it to another instance. Reads and writes fail there.",
+	})
+	NodesFull = row(Row{
+		Word: "NodesFull", Link: "workload", Actor: Operator,
+		Verdict: "every node that could run the workload of claim {claim} has as many disks as it may have",
+		Next:    "add a node, or end a pod with a volume; on racks from release 18 on set maxDisks to 12: docs/how-to/kubernetes.md#how-many-volumes-a-node-takes",
+		OnNomad: "add a client, or stop a job with a volume; racks from release 18 on take 12 disks (OXIDE_CSI_MAX_DISKS)",
+		OnHosts: "add an instance, or detach a volume",
+		Why:     "The scheduler places no more volumes on a node than its CSINode allows: exceed max volume count.",
+	})
 	RackHasNoHotplug = row(Row{
 		Word: "RackHasNoHotplug", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
 		Verdict: "this rack does not attach disks to a running instance, and node {node} runs",
@@ -190,7 +205,7 @@ var (
 	DetachUntimed = row(Row{
 		Word: "DetachUntimed", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
 		Verdict: "the disk of an unpublished volume is still attached to instance {holder}, and no time is set for its detach",
-		Next:    "if the volume of the message is mounted nowhere: oxide-csi volume detach VOLUME --node={holder} --unmounted, or stop that instance",
+		Next:    "if volume {blocker} is mounted nowhere: oxide-csi volume detach {blocker} --node={holder} --unmounted, or stop that instance",
 		OnHosts: "if the volume is mounted nowhere: oxide-csi volume detach with --node and --unmounted, or stop that instance",
 		Why:     "Either the volume had just come back to that instance, and the unpublish may have been an old one, or the rack detaches disks only while the instance is stopped.",
 	})
@@ -207,6 +222,13 @@ var (
 		Verdict: "no controller of the plugin is healthy, so nothing attaches volume {volume}",
 		Next:    "nomad job status -namespace=oxide-csi oxide-csi-controller; then nomad alloc logs -stderr of its allocation",
 		Why:     "Only a controller calls the rack. Volumes that are mounted already stay usable.",
+	})
+	ClaimHeld = row(Row{
+		Word: "ClaimHeld", Link: "attachment", Actor: Operator,
+		Verdict: "another allocation has claimed volume {volume}, and it has one writer at a time",
+		Next:    "the chain below has the allocation with the claim: end it, if it may end. A canary of a job with a volume never starts beside its predecessor",
+		OnNomad: "the chain below has the allocation with the claim: nomad alloc stop of it, if it may end; if no client runs it: docs/how-to/troubleshooting-nomad.md#stuck. A canary never starts beside its predecessor",
+		Why:     "Nomad gives a volume with one writer to one allocation. A claim that nomad operator snapshot restore has brought back does not end by itself.",
 	})
 	ClaimNotReleased = row(Row{
 		Word: "ClaimNotReleased", Link: "attachment", Actor: Operator,
@@ -330,6 +352,14 @@ var (
 		OnHosts: "oxide-csi doctor, on the controller's host, shows what can be reached; then the rack's operator",
 		Why:     "The rack answered with an error of its own. A create answers UNAVAILABLE instead, because a disk may exist.",
 	})
+	ClaimTerminating = row(Row{
+		Word: "ClaimTerminating", Link: "claim", Actor: Owner,
+		Verdict: "claim {claim} is being deleted, and something still holds it",
+		Next:    "kubectl describe pvc -n {namespace}: Used By has the pods that use it, Finalizers who else holds it; when these end, the claim goes. Remove no finalizer",
+		OnNomad: "end what uses the volume",
+		OnHosts: "end what uses the volume",
+		Why:     "Kubernetes deletes a claim only when no pod uses it, and when each finalizer was removed by who has set it. No new pod starts with it.",
+	})
 	NotStartedYet = row(Row{
 		Word: "NotStartedYet", Actor: Nobody,
 		Verdict: "nothing is wrong with volume {volume} as far as can be seen, and its workload has not started",
@@ -416,6 +446,14 @@ var (
 		Next:    "correct the storage class: docs/reference/parameters.md, docs/reference/mount-flags.md",
 		OnHosts: "correct the option: docs/reference/parameters.md, docs/reference/mount-flags.md",
 		Why:     "The plugin knows the options that can lose data or leave the container.",
+	})
+	AccessModeUnsupported = row(Row{
+		Word: "AccessModeUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,
+		Verdict: "the access mode lets several nodes use the volume at once, and a disk is attached to one instance at a time",
+		Next:    "delete the claim, which has no volume, and create it with ReadWriteOnce or ReadWriteOncePod",
+		OnNomad: "use single-node-writer, or single-node-reader-only",
+		OnHosts: "use a mode SINGLE_NODE_…",
+		Why:     "It is the rack's limit. What several nodes must share needs a file server on a volume, or buckets.",
 	})
 	FilesystemUnsupported = row(Row{
 		Word: "FilesystemUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,

@@ -99,7 +99,8 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 	default:
-		return InvalidArgument(
+		return Fault(
+			fault.AccessModeUnsupported,
 			"access_mode %s is not supported, because a rack attaches a disk to one instance at a time: use a single-node mode",
 			mode,
 		)
