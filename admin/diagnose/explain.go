@@ -31,6 +31,8 @@ type Facts struct {
 	DiskGone, InstanceGone bool
 	// Unasked says why the orchestrator could not be asked. The verdict then follows from the rack alone.
 	Unasked string
+	// NotMounted says that this machine has the disk, and that nothing of it is mounted here.
+	NotMounted bool
 	// RackError is the message of the error with which the rack was read, or empty.
 	RackError string
 }
@@ -170,6 +172,8 @@ func Explain(
 		node, messages := guest.Waits(ctx, f.VolumeID)
 		f.Node, f.Messages = cmp.Or(f.Node, node), append(f.Messages, messages...)
 	}
+	steps := f.guestSteps(ctx, guest)
+	f.NotMounted = slices.ContainsFunc(steps, func(s orchestrator.TraceStep) bool { return s.State == noMounts })
 	row := Verdict(f)
 	verdict := f.fill(row.Verdict)
 	if messages := f.allMessages(); row == Unknown && len(messages) > 0 {
@@ -177,7 +181,7 @@ func Explain(
 	}
 	return Explanation{
 		Reason: row.Word, Verdict: verdict, Broken: row.Link, Actor: row.Actor,
-		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
+		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(steps), Messages: f.allMessages(),
 	}, nil
 }
 
@@ -282,6 +286,9 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 	}
 	f.InstanceGone = gone > 0 && gone == len(racks)
 }
+
+// noMounts is the state of a disk of which nothing is mounted.
+const noMounts = "none"
 
 // guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.
 // Elsewhere one link says so.

@@ -508,6 +508,37 @@ func TestExplainAllVolumesOfAWorkload(t *testing.T) {
 	}
 }
 
+// seen is a guest with these mounts.
+type seen string
+
+func (s seen) Steps(context.Context, string) []orchestrator.TraceStep {
+	return []orchestrator.TraceStep{{Link: "mount", Object: "mounts", State: string(s)}}
+}
+
+func (seen) Waits(context.Context, string) (string, []orchestrator.TraceMessage) { return "", nil }
+
+// On the node, the mounts are compared with the workload, too.
+func TestExplainComparesTheMounts(t *testing.T) {
+	r := coretest.New(t)
+	id, node := r.Create(t, "a"), r.Node(t, "node-a")
+	coretest.Must(t, r.Publish(t, id, node))
+	for _, test := range []struct {
+		state, mounts, reason string
+		conditions            []orchestrator.TraceCondition
+	}{
+		{"runs, mounted", "writable", "Works", []orchestrator.TraceCondition{orchestrator.Running}},
+		{"runs, not mounted", "none", "RunsWithoutMount", []orchestrator.TraceCondition{orchestrator.Running}},
+		{"waits, not mounted", "none", "Works", nil},
+	} {
+		trace := traced{VolumeID: id, NodeID: node, Conditions: test.conditions}
+		got, err := diagnose.Explain(t.Context(), orchestrator.Subject{VolumeID: id}, trace,
+			[]*rack.Client{newRack(t, r)}, coretest.Cluster, seen(test.mounts))
+		if err != nil || got.Reason != test.reason {
+			t.Errorf("%s: %s, %v", test.state, got.Reason, err)
+		}
+	}
+}
+
 // everything is an orchestrator that knows a volume by any subject.
 type everything orchestrator.Trace
 

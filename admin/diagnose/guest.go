@@ -58,7 +58,7 @@ func (h Host) Steps(ctx context.Context, diskName string) []orchestrator.TraceSt
 		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mount " + m.Path, State: state})
 	}
 	if len(mounts) == 0 {
-		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: "none"})
+		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: noMounts})
 	}
 	return steps
 }

@@ -26,6 +26,7 @@ var shown = map[*fault.Row]func(Facts) bool{
 		return f.Instance != nil && slices.Contains([]string{rack.Stopped, rack.Failed, "stopping"}, f.Instance.RunState)
 	},
 	fault.RunsWithoutDisk:      Facts.runsWithoutDisk,
+	fault.RunsWithoutMount:     Facts.runsWithoutMount,
 	fault.NodesFull:            func(f Facts) bool { return strings.Contains(strings.Join(f.messages(), "\n"), maxVolumes) },
 	fault.ControllerNotRunning: has(orchestrator.NoController),
 	fault.ClaimHeld:            has(orchestrator.ClaimOfAnother),
@@ -48,6 +49,17 @@ func (f Facts) runsWithoutDisk() bool {
 		return false
 	}
 	return f.Disk.State == rack.Detached || f.Disk.State == rack.Attached && known && f.Disk.InstanceID != node
+}
+
+// runsWithoutMount reports whether a workload runs, and this machine, which has its disk, has not mounted it. Of an
+// encrypted disk another device is mounted.
+func (f Facts) runsWithoutMount() bool {
+	node, known := diskname.ParseID(f.NodeID)
+	if !f.has(orchestrator.Running) || !f.NotMounted || !known || f.Disk.InstanceID != node {
+		return false
+	}
+	described, _ := rack.ParseDescription(f.Disk.Description)
+	return described.LUKS == 0
 }
 
 func has(condition orchestrator.TraceCondition) func(Facts) bool {

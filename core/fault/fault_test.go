@@ -87,6 +87,7 @@ func TestRows(t *testing.T) {
 	onlyKubernetes := []*fault.Row{fault.OtherDriver, fault.SnapshotNotReady}
 	onlyOrchestrators := append(
 		onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet, fault.RunsWithoutDisk,
+		fault.RunsWithoutMount,
 	)
 	for _, row := range fault.Table {
 		if !regexp.MustCompile(`^[A-Z][A-Za-z]+$`).MatchString(row.Word) || row.Verdict == "" || row.Actor == "" ||

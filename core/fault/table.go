@@ -168,6 +168,13 @@ var (
 		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one gets the disk. What it wrote since may be lost",
 		Why:     "The orchestrator takes the volume for attached, and the rack says otherwise: somebody detached the disk, or attached it to another instance. Reads and writes fail there.",
 	})
+	RunsWithoutMount = row(Row{
+		Word: "RunsWithoutMount", Link: "mount", Actor: Operator,
+		Verdict: "a workload runs with volume {volume} on node {node}, and nothing of its disk is mounted there",
+		Next:    "kubectl delete {pod}: it starts again, and the volume is mounted. What it wrote since is in no volume",
+		OnNomad: "nomad alloc stop {allocation}: the next one gets the volume mounted. What this one wrote since is in no volume",
+		Why:     "Somebody unmounted the volume by hand, or the node lost its mounts while the orchestrator takes the workload for running.",
+	})
 	NodesFull = row(Row{
 		Word: "NodesFull", Link: "workload", Actor: Operator,
 		Verdict: "every node that could run the workload of claim {claim} has as many disks as it may have",

@@ -3105,8 +3105,8 @@ var planted = []bug{
 	{
 		name:     "explain: a snapshot hides the refusal of an attach",
 		file:     "orchestrator/nomad/trace.go",
-		original: "attributes[\"msg\"] != \"answered\" || curedBy[method] == nil",
-		planted:  "attributes[\"msg\"] != \"answered\" || method == \"CreateSnapshot\" && len(failed) == len(at) && func() bool { clear(failed); return true }()",
+		original: " || curedBy[method] == nil {\n\t\t\tcontinue\n\t\t}\n\t\tfor earlier, cures := range curedBy {\n\t\t\tif slices.Contains(cures, method) {",
+		planted:  " {\n\t\t\tcontinue\n\t\t}\n\t\tfor earlier := range curedBy {\n\t\t\tif true {",
 		pkg:      "orchestrator/nomad",
 		test:     "TestTraceConditions",
 	},
