@@ -79,8 +79,8 @@ func (f Facts) fill(text string) string {
 	namespace, _, _ := strings.Cut(f.Claim, "/")
 	return strings.NewReplacer(
 		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
-		"{holder}", holder, "{blocker}", blocker, "{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
-		"{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
+		"{holder}", holder, "{blocker}", blocker, "{node}", cmp.Or(node, "of the workload"),
+		"{claim}", cmp.Or(f.Claim, "of the workload"), "{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
 	).Replace(text)
 }
 

@@ -402,8 +402,8 @@ func TestExplainFollowsNomad(t *testing.T) {
 			plugin["Allocations"] = []object{{"ID": ours, "NodeID": client, "TaskStates": object{"plugin": object{}}}}
 			_ = json.NewEncoder(w).Encode(plugin)
 		case r.URL.Path == "/v1/client/fs/logs/"+ours:
-			_, _ = fmt.Fprintf(w, "time=2026-01-02T03:04:05Z msg=answered method=ControllerPublishVolume volume_id=%s error=%q\n",
-				id, refusal)
+			const answered = "time=2026-01-02T03:04:05Z msg=answered method=ControllerPublishVolume "
+			_, _ = fmt.Fprintf(w, answered+"volume_id=%s error=%q\n", id, refusal)
 		case has:
 			_ = json.NewEncoder(w).Encode(answer)
 		default:
