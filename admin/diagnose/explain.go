@@ -80,7 +80,8 @@ func (f Facts) fill(text string) string {
 	return strings.NewReplacer(
 		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
 		"{holder}", holder, "{blocker}", blocker, "{node}", cmp.Or(node, "of the workload"),
-		"{claim}", cmp.Or(f.Claim, "of the workload"), "{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
+		"{claim}", cmp.Or(f.Claim, "of the workload"), "{namespace}", cmp.Or(namespace, "NAMESPACE"),
+		"{pod}", f.pod(), "{allocation}", f.allocation(),
 	).Replace(text)
 }
 
