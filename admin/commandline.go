@@ -75,6 +75,17 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// exactlyOr is [exactly] for a command where a word too many is often the value of a flag.
+func exactlyOr(flag string, names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == len(names)+1 {
+			return Usage("%s needs %s alone: is %q the value of a flag, %s=%s?",
+				cmd.CommandPath(), strings.Join(names, " and "), args[len(names)], flag, args[len(names)])
+		}
+		return exactly(names...)(cmd, args)
+	}
+}
+
 // Usage returns an error of the command line, which ends a command with [ExitUsage].
 func Usage(format string, args ...any) error {
 	return config.Problems{config.FlagProblem(fmt.Errorf(format, args...))}

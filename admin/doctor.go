@@ -70,7 +70,7 @@ func doctorCommand(p Program) *cobra.Command {
 // examine examines all parts at once.
 func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrator.Finding, error) {
 	var parts []func() []orchestrator.Finding
-	log := slog.New(slog.DiscardHandler)
+	log, asked := slog.New(slog.DiscardHandler), choice.Of(cfg)
 	if cfg.Mode.Controller() {
 		for _, one := range cfg.RackList() {
 			client, clock, err := o.newClockedRack(one, log)
@@ -78,13 +78,12 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 				return nil, err
 			}
 			parts = append(parts, func() []orchestrator.Finding {
-				return diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, time.Now())
+				return diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, asked.Name, time.Now())
 			})
 		}
 	}
 	node, restarts := o.examineHost(ctx, cfg, log)
 	parts = append(parts, node...)
-	asked := choice.Of(cfg)
 	if asked.Examiner != nil {
 		parts = append(parts, func() []orchestrator.Finding { return asked.Examiner.Examine(ctx) })
 	}

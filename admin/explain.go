@@ -57,7 +57,7 @@ func explainCommand(p Program) *cobra.Command {
 				"explain needs an orchestrator for this: set --kubeconfig or NOMAD_ADDR; for a volume ID the settings of a rack are enough",
 			)
 		}
-		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guestOf(cfg))
+		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guestOf(cfg, o.environ))
 		if err != nil {
 			return err
 		}

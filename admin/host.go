@@ -41,8 +41,12 @@ func HostCommands(p Program) []*cobra.Command {
 func hideNodeFlags(*pflag.FlagSet) {}
 
 // guestOf returns what explain looks at on this host.
-func guestOf(cfg config.Config) diagnose.Guest {
-	return diagnose.Devices(device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot})
+func guestOf(cfg config.Config, environ []string) diagnose.Guest {
+	host := diagnose.Host{Devices: device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot}}
+	if socket, exists := controllerSocket(cfg, environ); exists {
+		host.Controller = socket
+	}
+	return host
 }
 
 // examineHost returns what doctor examines on this host: the node, if it is one, and the controller's restarts.

@@ -44,7 +44,7 @@ func (b *storageCommands) createSnapshot() *cobra.Command {
 		Long: `create creates a snapshot and prints its ID. The snapshot holds the same data as the volume would after a power cut; to
 have all data in it, unmount the volume first. Repeated with the same name and volume, create prints the same ID.`,
 		Example:           `  snapshot=$(oxide-csi snapshot create postgres-monday --volume="$id")`,
-		Args:              exactly("NAME"),
+		Args:              exactlyOr("--volume", "NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().StringVar(&volume, "volume", "", "VOLUME to create a snapshot of; required")
@@ -173,7 +173,7 @@ func (b *storageCommands) deleteSnapshot() *cobra.Command {
 		Short:      "Delete a snapshot",
 		Long: `delete deletes a snapshot that the plugin created. Volumes created from it stay.
 
-If no snapshot has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
+If no snapshot has this ID or this name, delete succeeds, as it does when it is repeated, and says so on stderr.`,
 		Example:           `  oxide-csi snapshot delete postgres-monday`,
 		Args:              exactly("SNAPSHOT"),
 		ValidArgsFunction: firstArgument(b.completeSnapshot()),
@@ -187,7 +187,7 @@ If no snapshot has this ID or this name, delete succeeds, as it does when it is 
 			return deletedSnapshot{deleted.ID}, err
 		}, func(w io.Writer, s deletedSnapshot) {
 			if s.ID != "" {
-				line(w, "snapshot "+s.ID+" is deleted")
+				line(w, "snapshot "+args[0]+" is deleted")
 			}
 		})
 	}

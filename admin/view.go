@@ -146,16 +146,14 @@ func shortened(text string, width int) string {
 // order is --sort-by of a list: functions that compare, by the name of the order.
 type order[T any] map[string]func(a, b T) int
 
-// add adds the flag to a command. The returned function sorts a list if the flag is set.
+// add adds the flag to a command. The returned function sorts a list, by name without the flag. Each order has a name.
 func (o order[T]) add(cmd *cobra.Command) (sort func([]T)) {
 	known := slices.Sorted(maps.Keys(o))
 	by := choiceFlag{known: known}
-	cmd.Flags().Var(&by, "sort-by", "order of the list: "+strings.Join(known, ", ")+" (default as the rack lists them)")
+	cmd.Flags().Var(&by, "sort-by", "order of the list: "+strings.Join(known, ", ")+" (default name)")
 	completeFlag(cmd, "sort-by", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 	return func(list []T) {
-		if compare := o[by.value]; compare != nil {
-			slices.SortStableFunc(list, compare)
-		}
+		slices.SortStableFunc(list, o[cmp.Or(by.value, "name")])
 	}
 }
 
@@ -178,7 +176,8 @@ func (f *choiceFlag) Set(text string) error {
 
 // withWatch adds the flag --watch to a list.
 func (b *storageCommands) withWatch(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&b.watch, "watch", "w", false, "print the list again when it changes, until --timeout or Ctrl-C")
+	cmd.Flags().
+		BoolVarP(&b.watch, "watch", "w", false, "print the list again when it changes, until Ctrl-C, or for the time of --timeout")
 }
 
 // watchInterval is the time between two looks of --watch.
@@ -189,17 +188,22 @@ const watchInterval = 2 * time.Second
 func watch[T any](
 	b *storageCommands, cmd *cobra.Command, call func(context.Context, *client.Client) (T, error), v view[T],
 ) error {
-	ctx := cmd.Context()
+	ctx, stop := untilInterrupted(cmd.Context())
+	defer stop()
 	if cmd.Flags().Changed("timeout") && b.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
 		defer cancel()
 	}
+	cmd.SetContext(ctx)
 	screen := client.NewProgress(unfiltered(b.stdout)).Terminal
 	var before string
 	for first := true; ; first = false {
 		result, _, err := callPlugin(b, cmd, call)
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil && !first:
+			return nil
+		case err != nil:
 			return err
 		}
 		var text, compared bytes.Buffer

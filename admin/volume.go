@@ -9,11 +9,15 @@ package admin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -36,21 +40,27 @@ import (
 //   - view.go: outputs, tables, sorting and --watch
 //   - client: the calls to the plugin
 
-const volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
+var volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
 (mode controller or all) creates, expands, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
 mounts and unmounts. The CSI calls are: expand, ControllerExpandVolume; attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
 NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
 
 Every command can be repeated, after success and after failure. A command stores nothing. It ends when the plugin has
-answered or after --timeout. With --wait it repeats itself where its exit code would be 3, and until the plugin listens.
-Its exit code says what to do.
+answered or after --timeout. With --wait it repeats itself while its exit code would be 3, until the plugin listens, and
+until somebody else has ended what is in the way, such as a running instance. Its exit code says what to do.
 
 VOLUME is a volume's ID, or the name with which it was created. NODE is an instance's ID or its name.
 
-Exit codes: 0, done, now or before; 2, the command line or one of its values is wrong; 3, the plugin, the rack or the node
-is not ready: repeat; 4, the volume, snapshot or node does not exist; 5, another condition prevents it, see the message;
-6, the quota, the rack or the instance is full; 7, the plugin's token does not allow it; 8, no plugin listens at the
-socket, or this user may not use it; 1, any other failure.`
+` + exitCodesHelp()
+
+// exitCodesHelp has the exit codes of the commands that call a plugin.
+func exitCodesHelp() string {
+	text := "Exit codes:"
+	for _, exit := range client.ExitMeanings {
+		text += fmt.Sprintf("\n  %-4d %s", exit.Code, exit.Means)
+	}
+	return text
+}
 
 const volumeExample = `  id=$(oxide-csi volume create postgres --size=20GiB)
   oxide-csi volume mount "$id" /srv/postgres --attach
@@ -183,14 +193,17 @@ func callPlugin[T any](
 	if err != nil {
 		return result, nil, err
 	}
-	ctx := cmd.Context()
+	interrupted, stop := untilInterrupted(cmd.Context())
+	defer stop()
+	ctx := interrupted
 	if b.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.timeout)
 		defer cancel()
 	}
-	reported := ""
-	for waitsFor := error(nil); ; waitsFor = err {
+	var waitsFor error
+	wait := waiting{progress: progress, begun: time.Now()}
+	for {
 		result, err = call(ctx, plugin)
 		if waitsFor != nil && err != nil && ctx.Err() != nil {
 			err = waitsFor // the time was up during this attempt, which says nothing
@@ -198,28 +211,74 @@ func callPlugin[T any](
 		if err == nil || !b.wait || ctx.Err() != nil || !client.IsWorthWaiting(err) {
 			break
 		}
-		if progress.Terminal != nil || reported != err.Error() {
-			progress.Show("waiting: " + err.Error())
-		}
-		if reported != err.Error() {
-			reported = err.Error()
-			_, _ = daemon.SdNotify(false, "STATUS="+strings.ReplaceAll(reported, "\n", " ")) // of no use but under systemd
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(waitInterval):
-		}
+		waitsFor = err
+		wait.again(ctx, plugin.InWords(client.WaitsFor(err)))
 	}
-	if reported != "" {
+	if wait.reported != "" {
 		progress.Clear()
 	}
 	if closeErr := plugin.Close(); err == nil {
 		err = closeErr
 	}
-	if err != nil {
-		err = ExitError{client.ExitCode(err), err}
+	switch {
+	case err != nil && interrupted.Err() != nil:
+		err = ExitError{client.ExitInterrupted, inWords{plugin, interruption(waitsFor)}}
+	case err != nil:
+		err = ExitError{client.ExitCode(err), inWords{plugin, err}}
 	}
 	return result, plugin.Calls(), err
+}
+
+// untilInterrupted returns a context that ends with a signal to end. The process goes on, and takes back what it has
+// begun on this host, such as the stage of a mount.
+func untilInterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+}
+
+// interruption is the error of an interrupted command. waitsFor is nil if it waited for an answer only.
+func interruption(waitsFor error) error {
+	const text = "interrupted: the plugin may still carry out what was asked, and a repeated command finds it"
+	if waitsFor == nil {
+		return errors.New(text)
+	}
+	return fmt.Errorf("%s; it waited: %w", text, waitsFor)
+}
+
+// inWords is an error with the names that the caller has given, in the place of IDs.
+type inWords struct {
+	plugin *client.Client
+	error
+}
+
+func (e inWords) Error() string { return e.plugin.InWords(e.error.Error()) }
+func (e inWords) Unwrap() error { return e.error }
+
+// waiting shows what a command with --wait waits for.
+type waiting struct {
+	progress client.Progress
+	begun    time.Time
+	reported string
+}
+
+// again waits until the next attempt, or until ctx ends. On a terminal it counts the seconds. Elsewhere it shows each
+// reason once.
+func (w *waiting) again(ctx context.Context, reason string) {
+	if w.reported != reason {
+		w.reported = reason
+		_, _ = daemon.SdNotify(false, "STATUS="+strings.ReplaceAll(reason, "\n", " ")) // of no use but under systemd
+		if w.progress.Terminal == nil {
+			w.progress.Show("waiting: " + reason)
+		}
+	}
+	for left := waitInterval; left > 0 && ctx.Err() == nil; left -= time.Second {
+		if w.progress.Terminal != nil {
+			w.progress.Show(fmt.Sprintf("waiting %s, next try in %s: %s", time.Since(w.begun).Round(time.Second), left, reason))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls

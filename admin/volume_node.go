@@ -7,6 +7,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,12 +32,13 @@ func (b *storageCommands) attach() *cobra.Command {
 		SuggestFor: []string{"publish"},
 		Short:      "Attach a volume to a node",
 		Long: `attach attaches a volume's disk to this instance, or to the instance that --node names. A rack without hot-plug does this
-only while the instance is stopped; then the message says so.
+only while the instance is stopped. With --node and --wait, the command waits until it is stopped, or until the planned
+restart has attached the disk.
 
 If the node itself cannot reach a controller, pass the output of attach --json to mount --attachment there.`,
 		Example: `  oxide-csi volume attach "$id"
   ssh controller oxide-csi volume attach "$id" --node="$node" --json | oxide-csi volume mount "$id" /srv/data --attachment=-`,
-		Args:              exactly("VOLUME"),
+		Args:              exactlyOr("--node", "VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.Flags().StringVar(&node, "node", "", "NODE, the ID or name of an instance (default this instance)")
@@ -45,7 +47,9 @@ If the node itself cannot reach a controller, pass the output of attach --json t
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Attachment, error) {
 			return plugin.Attach(ctx, args[0], node)
 		},
-			func(w io.Writer, a client.Attachment) { line(w, "volume "+a.VolumeID+" is attached to node "+a.NodeID) })
+			func(w io.Writer, a client.Attachment) {
+				line(w, "volume "+args[0]+" is attached to node "+cmp.Or(node, a.NodeID))
+			})
 	}
 	return b.withDryRun(cmd)
 }
@@ -65,7 +69,7 @@ If the controller plans restarts (attach mode restart), the disk stays attached 
 restart. Then detach succeeds too, and says so; with --json it prints untilRestart.`,
 		Example: `  oxide-csi volume detach "$id"
   oxide-csi volume detach "$id" --node=worker-1 --unmounted`,
-		Args:              exactly("VOLUME"),
+		Args:              exactlyOr("--node", "VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.Flags().StringVar(&node, "node", "", "NODE, the ID or name of an instance (default this instance)")
@@ -83,11 +87,11 @@ restart. Then detach succeeds too, and says so; with --json it prints untilResta
 			return plugin.Detach(ctx, args[0], node, unmounted)
 		}, func(w io.Writer, d client.Detachment) {
 			if d.UntilRestart {
-				line(w, "volume "+d.VolumeID+" is unpublished from node "+d.NodeID+
-					"; its disk stays attached until that instance stops or restarts")
+				line(w, "node "+cmp.Or(node, d.NodeID)+" gives volume "+args[0]+
+					" up; its disk stays attached until that instance stops or restarts")
 				return
 			}
-			line(w, "volume "+d.VolumeID+" is detached from node "+d.NodeID)
+			line(w, "volume "+args[0]+" is detached from node "+cmp.Or(node, d.NodeID))
 		})
 	}
 	return b.withDryRun(cmd)
@@ -142,7 +146,7 @@ disk read before a later mount formats it.`,
 			return plugin.Mount(ctx, args[0], opts)
 		},
 			func(w io.Writer, m client.Mounted) {
-				line(w, "volume "+m.VolumeID+" is mounted at "+m.TargetPath)
+				line(w, "volume "+args[0]+" is mounted at "+m.TargetPath)
 				if m.NoController != "" {
 					line(w, "the disk was still attached, so the controller was not needed, which did not answer: "+m.NoController)
 				}
@@ -272,7 +276,7 @@ volume, it is not touched.`,
 		}
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Mounted, error) {
 			return plugin.Unmount(ctx, args[0], target, keepStaged)
-		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+m.VolumeID+" is unmounted from "+m.TargetPath) })
+		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+args[0]+" is unmounted from "+m.TargetPath) })
 	}
 	return b.withDryRun(cmd)
 }

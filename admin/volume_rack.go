@@ -37,7 +37,7 @@ need not store the ID. If the existing volume differs from the flags, create fai
 
 Names are unique within the plugin's cluster ID: another create with the same name finds this volume.`,
 		Example: `  id=$(oxide-csi volume create postgres --size=20GiB)`,
-		Args:    exactly("NAME"),
+		Args:    exactlyOr("--size", "NAME"),
 	}
 	flags := cmd.Flags()
 	flags.Var(
@@ -88,7 +88,7 @@ A rack cannot change the size of a disk. expand makes a snapshot of the disk, de
 snapshot. So detach the volume first, and have quota for the larger disk and the snapshot. If expand is interrupted, repeat
 it, or attach the volume: the data are on the snapshot, which must not be deleted.`,
 		Example:           `  oxide-csi volume expand postgres --size=40GiB`,
-		Args:              exactly("VOLUME"),
+		Args:              exactlyOr("--size", "VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
 	cmd.Flags().Var(&size, "size", "the new size with a unit, such as 40GiB or 40G; rounded up to whole GiB. Required")
@@ -99,7 +99,13 @@ it, or attach the volume: the data are on the snapshot, which must not be delete
 		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.Expanded, error) {
 			return plugin.ExpandVolume(ctx, args[0], int64(size))
 		},
-			func(w io.Writer, v client.Expanded) { line(w, "volume "+v.ID+" has "+sizeText(v.SizeBytes)) })
+			func(w io.Writer, v client.Expanded) {
+				text := "volume " + args[0] + " has " + sizeText(v.SizeBytes)
+				if v.Larger {
+					text += ", which is more: no volume becomes smaller"
+				}
+				line(w, text)
+			})
 	}
 	return b.withDryRun(cmd)
 }
@@ -294,7 +300,7 @@ func (b *storageCommands) deleteVolume() *cobra.Command {
 		Long: `delete deletes a volume that the plugin created and that is not attached. It does not ask for confirmation, and the data
 cannot be restored. The volume's snapshots stay.
 
-If no volume has this ID or this name, delete succeeds, as it does when it is repeated. For a name it says so on stderr.`,
+If no volume has this ID or this name, delete succeeds, as it does when it is repeated, and says so on stderr.`,
 		Example:           `  oxide-csi volume delete postgres`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
@@ -308,7 +314,7 @@ If no volume has this ID or this name, delete succeeds, as it does when it is re
 			return deletedVolume{deleted.ID}, err
 		}, func(w io.Writer, v deletedVolume) {
 			if v.ID != "" {
-				line(w, "volume "+v.ID+" is deleted")
+				line(w, "volume "+args[0]+" is deleted")
 			}
 		})
 	}

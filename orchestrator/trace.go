@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Subject is what an operator asks about. Exactly one field is set.
+// Subject is what an operator asks about. Exactly one field is set, beside Workload.
 type Subject struct {
 	// VolumeID is the CSI ID of a volume.
 	VolumeID string
@@ -17,6 +17,8 @@ type Subject struct {
 	Claim, Pod string
 	// Name is the orchestrator's own name of a volume, or the ID of an allocation.
 	Name string
+	// Workload is the ID of the allocation that is asked about, beside one of its volumes: see [Trace.Others].
+	Workload string
 }
 
 // The orchestrators of traces. The empty one is that of a plain host.
@@ -37,6 +39,8 @@ type Trace struct {
 	Claim, Workload, Node string
 	// NodeID is the CSI node ID that the node has, or had last.
 	NodeID string
+	// Others are the other volumes of the workload that was asked about.
+	Others []Subject
 	// Steps are the links of the chain in its order, as far as the orchestrator has them.
 	Steps []TraceStep
 	// Conditions are the conditions that are true.
@@ -84,6 +88,10 @@ const (
 	NoController TraceCondition = "NoController"
 	// ClaimOfEnded: a workload that has ended still claims the volume.
 	ClaimOfEnded TraceCondition = "ClaimOfEnded"
+	// ClaimOfAnother: another workload, which has not ended, claims the volume, and this one waits.
+	ClaimOfAnother TraceCondition = "ClaimOfAnother"
+	// Terminating: the claim is being deleted.
+	Terminating TraceCondition = "Terminating"
 	// Running: the workload runs.
 	Running TraceCondition = "Running"
 )

@@ -49,11 +49,12 @@ type Client struct {
 	node       csi.NodeClient
 	conns      []*grpc.ClientConn
 	calls      []Call
+	typed      map[string]string // names that the caller has given, by ID
 }
 
 // New returns a client. It connects at the first call.
 func New(opts Options) (*Client, error) {
-	c := &Client{opts: opts}
+	c := &Client{opts: opts, typed: map[string]string{}}
 	controller, err := c.connect(opts.Controller, "controller")
 	if err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 		if reason := dialError.Load(); reason != nil && answer.Code() == codes.Unavailable {
 			return unreachableError(socket, service, *reason)
 		}
-		return answerError(ctx, call, socket, service, answer)
+		return answerError(ctx, call, socket, answer)
 	}
 	// gRPC's own backoff grows to two minutes. A command with --wait would not see for so long that the plugin has
 	// started.
@@ -181,6 +182,14 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	}
 	c.conns = append(c.conns, conn)
 	return conn, nil
+}
+
+// serviceOf returns the service that has a method.
+func serviceOf(method string) string {
+	if strings.HasPrefix(method, "Node") {
+		return "node"
+	}
+	return "controller"
 }
 
 // unreachableError is the error of a socket that could not be reached.
@@ -204,15 +213,32 @@ func unreachableError(socket, service string, reason error) error {
 	}
 }
 
+// flagOf writes the flags of commands in the place of CSI's names for what they hold.
+var flagOf = strings.NewReplacer(
+	"capacity_range: ",
+	"--size: ",
+	"node_id: ",
+	"--node: ",
+	"volume_content_source",
+	"source",
+	"accessibility_requirements",
+	"--rack",
+	"fs_type ",
+	"--fs-type ",
+	"topology.csi.oxide.computer/",
+	"",
+)
+
 // answerError is the error of a call that the plugin answered with an error, or not in time.
-func answerError(ctx context.Context, call Call, socket, service string, answer *status.Status) error {
+func answerError(ctx context.Context, call Call, socket string, answer *status.Status) error {
 	switch {
 	case answer.Code() == codes.Unimplemented:
+		service := serviceOf(call.Method)
 		return failed(
 			answer.Code(),
-			"%s: the plugin at %s does not serve this call: %s; use --%s-endpoint for the socket of a plugin that does",
-			call.Method,
+			"the plugin at %s is no %s: %s; name the socket of one with --%s-endpoint",
 			socket,
+			service,
 			answer.Message(),
 			service,
 		)
@@ -221,17 +247,19 @@ func answerError(ctx context.Context, call Call, socket, service string, answer 
 			answer.Code(),
 			"%s: no answer within --timeout%s",
 			call.Method,
-			nextStep(nil, call.Method, answer.Code()),
+			nextStep(nil, answer.Code()),
 		)
 	}
 	text, row := fault.Cut(answer.Message())
-	if text += nextStep(row, call.Method, answer.Code()); row != nil {
+	next := nextStep(row, answer.Code())
+	if text = flagOf.Replace(text) + next; row != nil {
 		text += " [" + row.Word + "]"
 	}
 	return &Error{
 		Code:       answer.Code(),
-		Text:       fmt.Sprintf("%s: %s: %s", call.Method, answer.Code(), text),
+		Text:       text,
+		next:       next,
 		fault:      row,
-		rackFailed: answer.Code() == codes.Internal && !strings.HasPrefix(call.Method, "Node"),
+		rackFailed: answer.Code() == codes.Internal && serviceOf(call.Method) != "node",
 	}
 }

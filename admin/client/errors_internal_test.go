@@ -16,15 +16,14 @@ import (
 // A command tells the next step of the fault on a plain host, else that of the code, and its text ends with the word.
 func TestNextStepOfAFault(t *testing.T) {
 	for message, want := range map[string]string{
-		"x [TokenRejected]":  "Publish: FailedPrecondition: x; " + fault.TokenRejected.OnHosts + " [TokenRejected]",
-		"x [RestartRefused]": "Publish: FailedPrecondition: x [RestartRefused]",
-		"x":                  "Publish: FailedPrecondition: x",
+		"x [TokenRejected]": "x; " + fault.TokenRejected.OnHosts + " [TokenRejected]",
+		"x [DiskFaulted]":   "x [DiskFaulted]",
+		"x":                 "x",
 	} {
 		err := answerError(
 			t.Context(),
 			Call{Method: "Publish"},
 			"",
-			"controller",
 			status.New(codes.FailedPrecondition, message),
 		)
 		if err.Error() != want {

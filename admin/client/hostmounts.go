@@ -62,21 +62,28 @@ func isAt(entry mount.Entry, staging string) bool {
 const nodeInfoTimeout = 2 * time.Second
 
 // SetMounts sets the paths at which volumes are mounted on this host. It sets none if this host's node plugin does not
-// tell soon which node this is: disks of two racks can have the same name.
+// tell soon which node this is: disks of two racks can have the same name. It asks only if there is such a mount,
+// because a controller's host need not have a node plugin.
 func (c *Client) SetMounts(ctx context.Context, volumes []Volume) error {
-	soon, cancel := context.WithTimeout(ctx, nodeInfoTimeout)
-	defer cancel()
-	node, err := c.thisNode(soon)
-	if err != nil {
-		return nil
-	}
 	mounts, err := c.readHostMounts()
 	if err != nil {
 		return err
 	}
+	node := ""
 	for i, v := range volumes {
+		paths := mounts.targets(v.DiskName, c.resolvedStagingPath(v.ID))
+		if v.NodeID == "" || len(paths) == 0 {
+			continue
+		}
+		if node == "" {
+			soon, cancel := context.WithTimeout(ctx, nodeInfoTimeout)
+			node, err = c.thisNode(soon)
+			if cancel(); err != nil {
+				return nil
+			}
+		}
 		if strings.EqualFold(v.NodeID, node) {
-			volumes[i].Mounts = mounts.targets(v.DiskName, c.resolvedStagingPath(v.ID))
+			volumes[i].Mounts = paths
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,10 +23,26 @@ import (
 type named struct {
 	kind, name, cluster string
 	ids                 []string
+	typed               map[string]string
 }
 
-// missing is the text for a name that nothing has.
+// InWords writes the names that the caller has given in the place of the IDs that they stand for.
+func (c *Client) InWords(text string) string {
+	for id, name := range c.typed {
+		text = strings.NewReplacer(
+			fmt.Sprintf("%q (%s)", name, id), strconv.Quote(name), name+" ("+id+")", name,
+			"-"+id, "-"+id, // a name on the rack
+			id, name,
+		).Replace(text)
+	}
+	return text
+}
+
+// missing is the text for a name or an ID that nothing has.
 func (n named) missing() string {
+	if n.cluster == "" {
+		return fmt.Sprintf("no %s has the ID %s", n.kind, n.name)
+	}
 	return fmt.Sprintf("cluster %q has no %s named %q", n.cluster, n.kind, n.name)
 }
 
@@ -35,6 +52,7 @@ func (n named) id() (string, error) {
 	case 0:
 		return "", failed(codes.NotFound, "%s: check the name, or use the %s's ID", n.missing(), n.kind)
 	case 1:
+		n.typed[n.ids[0]] = n.name
 		return n.ids[0], nil
 	}
 	return "", failed(
@@ -54,14 +72,14 @@ func (c *Client) find(
 	list func(ctx context.Context, cluster string) ([]string, error),
 ) (named, error) {
 	if id, ok := diskname.ParseID(text); ok {
-		return named{ids: []string{id}}, nil
+		return named{kind: kind, name: text, ids: []string{id}, typed: c.typed}, nil
 	}
 	cluster, err := c.cluster(ctx)
 	if err != nil {
 		return named{}, fmt.Errorf("%q is not a %s ID, and looking it up as a name failed: %w", text, kind, err)
 	}
 	ids, err := list(ctx, cluster)
-	return named{kind: kind, name: text, cluster: cluster, ids: ids}, err
+	return named{kind: kind, name: text, cluster: cluster, ids: ids, typed: c.typed}, err
 }
 
 // cluster returns the controller's cluster ID, which the names of disks are made from.
@@ -74,7 +92,7 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	if cluster == "" {
 		return "", failed(
 			codes.Unimplemented,
-			"the plugin at %s has no cluster ID, so it is no controller: set --controller-endpoint, or use an ID",
+			"the plugin at %s is no controller: name the socket of one with --controller-endpoint, or use an ID",
 			c.opts.Controller,
 		)
 	}
@@ -200,6 +218,7 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 			text,
 		)
 	case 1:
+		c.typed[found[0]] = text
 		return found[0], nil
 	}
 	slices.Sort(found)

@@ -87,7 +87,7 @@ func (p Progress) during(method string) (end func()) {
 			select {
 			case <-time.After(wait):
 				shown = true
-				p.Show(fmt.Sprintf("waiting for %s, %s", method, time.Since(start).Round(time.Second)))
+				p.Show(fmt.Sprintf("waiting %s for the %s (%s)", time.Since(start).Round(time.Second), serviceOf(method), method))
 			case <-stop:
 				if shown {
 					p.Clear()

@@ -150,6 +150,13 @@ func (c *Client) DeleteSnapshot(ctx context.Context, text string) (Deleted, erro
 	if err != nil {
 		return Deleted{}, err
 	}
+	deleted := Deleted{ID: id}
+	if found.cluster == "" {
+		_, err := c.controller.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
+		if isNotFound(err) {
+			deleted = Deleted{Missing: found.missing()}
+		}
+	}
 	_, err = c.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
-	return Deleted{ID: id}, err
+	return deleted, err
 }

@@ -7,6 +7,7 @@ package client
 import (
 	"context"
 	"iter"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -154,7 +155,8 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 		Parameters:         opts.Parameters,
 	}
 	if opts.SizeBytes > 0 {
-		req.CapacityRange = &csi.CapacityRange{RequiredBytes: opts.SizeBytes}
+		size := wholeGiB(opts.SizeBytes)
+		req.CapacityRange = &csi.CapacityRange{RequiredBytes: size, LimitBytes: size}
 	}
 	if opts.Rack != "" {
 		topology := []*csi.Topology{{Segments: map[string]string{rpc.TopologySegmentRack: opts.Rack}}}
@@ -192,6 +194,16 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 	return volume, nil
 }
 
+const gib = 1 << 30
+
+// wholeGiB returns the size of the disk that a rack makes for a size, both in bytes.
+func wholeGiB(bytes int64) int64 {
+	if bytes > math.MaxInt64-gib {
+		return bytes // the plugin rejects it
+	}
+	return (bytes + gib - 1) / gib * gib
+}
+
 // checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its
 // source exists.
 func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
@@ -207,10 +219,9 @@ func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) 
 	if largest := capacity.GetMaximumVolumeSize().GetValue(); required > largest {
 		return failed(
 			codes.ResourceExhausted,
-			"%d bytes are requested, but the largest volume that can be created now has %d bytes: "+
-				"request less, delete volumes, or raise the quota",
-			required,
-			largest,
+			"%dGiB are asked for, and the largest volume that can be created now has %dGiB: ask for less, or for more quota",
+			required/gib,
+			largest/gib,
 		)
 	}
 	if id := req.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
@@ -351,7 +362,7 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 
 // Deleted is the result of a deletion.
 type Deleted struct {
-	// ID is empty if no volume or snapshot has the given name. Missing then says so.
+	// ID is empty if no volume or snapshot has the given name or ID. Missing then says so.
 	ID      string
 	Missing string
 }
@@ -369,15 +380,19 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 	if err != nil {
 		return Deleted{}, err
 	}
-	if c.opts.DryRun {
-		if err := c.checkOnNoNode(ctx, id, "deleted"); err != nil && !isNotFound(err) {
+	deleted := Deleted{ID: id}
+	if c.opts.DryRun || found.cluster == "" {
+		switch err := c.checkOnNoNode(ctx, id, "deleted"); {
+		case isNotFound(err):
+			deleted = Deleted{Missing: found.missing()}
+		case err != nil && c.opts.DryRun:
 			return Deleted{}, err
 		}
 	}
 	if _, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 		return Deleted{}, err
 	}
-	return Deleted{ID: id}, c.forget(id)
+	return deleted, c.forget(id)
 }
 
 // checkOnNoNode returns the error for a volume that cannot be deleted or expanded because a node has its disk, also
@@ -395,6 +410,8 @@ func (c *Client) checkOnNoNode(ctx context.Context, id, done string) error {
 type Expanded struct {
 	ID        string `json:"volumeID"`
 	SizeBytes int64  `json:"sizeBytes"`
+	// Larger says that the volume had more than what was asked for, and has not changed.
+	Larger bool `json:"-"`
 }
 
 // ExpandVolume makes a volume larger that is attached to no node. sizeBytes is its least size afterwards.
@@ -411,7 +428,8 @@ func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64)
 	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: sizeBytes},
 	})
-	return Expanded{ID: id, SizeBytes: expanded.GetCapacityBytes()}, err
+	size := expanded.GetCapacityBytes()
+	return Expanded{ID: id, SizeBytes: size, Larger: size > wholeGiB(sizeBytes)}, err
 }
 
 // Attachment is a volume attached to a node, with all values that the node needs.
@@ -428,10 +446,15 @@ func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, err
 	if err != nil {
 		return Attachment{}, err
 	}
+	named := node != ""
 	if node, err = c.nodeID(ctx, id, node); err != nil {
 		return Attachment{}, err
 	}
-	return c.publish(ctx, id, node)
+	attachment, err := c.publish(metadata.AppendToOutgoingContext(ctx, rpc.MetadataAnswerSoon, "yes"), id, node)
+	if named {
+		err = waitsForStop(err)
+	}
+	return attachment, err
 }
 
 // publish attaches a volume to a node. It reads the volume afterwards: if the volume's disk is being replaced, only the
@@ -503,14 +526,17 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		default:
 			err = failed(
 				codes.FailedPrecondition,
-				"volume %s is unpublished from node %s, and its disk stays attached for the controller's --detach-grace, because "+
+				"node %s gives volume %s up, and its disk stays attached for the controller's --detach-grace, because "+
 					"it may still be mounted there: repeat with --unmounted if it is not",
-				id,
 				detached.NodeID,
+				id,
 			)
 		}
 	}
-	if err == nil && node == "" {
+	switch {
+	case node != "":
+		err = waitsForStop(err)
+	case err == nil:
 		err = c.forget(id) // not before: a disk that stays attached is mounted without a controller
 	}
 	return detached, err

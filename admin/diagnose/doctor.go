@@ -26,6 +26,7 @@ func ExitCode(findings []orchestrator.Finding) (code int) {
 // examination collects the findings of an area.
 type examination struct {
 	area     string
+	of       string // the orchestrator whose words the next steps have
 	findings []orchestrator.Finding
 }
 

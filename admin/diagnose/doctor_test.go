@@ -128,7 +128,14 @@ func TestExamineRack(t *testing.T) {
 			client, err := rack.New(config)
 			coretest.Must(t, err)
 			r.ClearCalls(t)
-			found := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now().Add(test.after))
+			found := diagnose.ExamineRack(
+				t.Context(),
+				client,
+				nil,
+				coretest.Cluster,
+				orchestrator.None,
+				time.Now().Add(test.after),
+			)
 			checkComplete(t, found)
 			if diff := cmp.Diff(test.want, notOK(found)); diff != "" {
 				t.Errorf("-want +got:\n%s\n%+v", diff, found)
@@ -173,7 +180,7 @@ func TestFaultedDisksAreNamedAsTheRackDoes(t *testing.T) {
 	coretest.Must(t, r.Sim.SetDiskState(t.Context(), broken.Id, "faulted"))
 	old, _ := grow(t, r, r.Create(t, "well"))
 	client := newRack(t, withHalfDeleted(t, r, old))
-	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
+	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
 	checkComplete(t, findings)
 	if want := fmt.Sprintf("%q (%s)\n", broken.Name, broken.Id); found(findings, "faulted disks") != want {
 		t.Errorf("the faulted disks are %s, want %s", found(findings, "faulted disks"), want)
@@ -197,7 +204,7 @@ func TestUnknownStatesAreNamed(t *testing.T) {
 	coretest.Must(t, r.Sim.Show(t.Context(), unknown, state))
 	snapshot := made.GetSnapshot().GetSnapshotId()
 	coretest.Must(t, r.Sim.Show(t.Context(), snapshot, map[string]any{"state": "thawing"}))
-	findings := diagnose.ExamineRack(t.Context(), newRack(t, r), nil, coretest.Cluster, time.Now())
+	findings := diagnose.ExamineRack(t.Context(), newRack(t, r), nil, coretest.Cluster, orchestrator.None, time.Now())
 	text := found(findings, "unknown states")
 	for _, want := range []string{unknown, `state "hibernating"`, snapshot, `state "thawing"`} {
 		if !strings.Contains(text, want) {
@@ -218,7 +225,10 @@ func TestHotplugIsProvedByADisk(t *testing.T) {
 	r := coretest.New(t)
 	client := newRack(t, r)
 	look := func() string {
-		return found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now()), "hot-plug")
+		return found(
+			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()),
+			"hot-plug",
+		)
 	}
 	if text := look(); !strings.HasPrefix(text, "not known") {
 		t.Errorf("without disks: %s", text)
@@ -247,7 +257,7 @@ func TestRecordsThatNobodyKeeps(t *testing.T) {
 	for after, want := range map[time.Duration]string{
 		time.Minute: "1 under way", time.Hour: "no controller carries out the restart of instance " + r.Node(t, "node-a"),
 	} {
-		findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now().Add(after))
+		findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now().Add(after))
 		if text := found(findings, "planned restarts"); !strings.HasPrefix(text, want) {
 			t.Errorf("after %s: %s", after, text)
 		}
@@ -269,7 +279,7 @@ func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
 		_, err := client.CreateRecord(t.Context(), name, text)
 		coretest.Must(t, err)
 	}
-	text := found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now()), "records")
+	text := found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()), "records")
 	if strings.Count(text, "\n") != 3 || strings.Count(text, "is no record of this plugin") != 2 ||
 		strings.Count(text, "format 2, not 1") != 1 || strings.Contains(text, "spread") {
 		t.Errorf("findings:\n%s", text)
@@ -306,7 +316,7 @@ func TestCommandsNeedOnePass(t *testing.T) {
 	var known orchestrator.Inventory
 	commands := map[string]func(client *rack.Client){
 		"doctor": func(client *rack.Client) {
-			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, time.Now())
+			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
 		},
 		"orphans": func(client *rack.Client) {
 			racks := []*rack.Client{client}

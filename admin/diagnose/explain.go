@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -30,6 +31,8 @@ type Facts struct {
 	DiskGone, InstanceGone bool
 	// Unasked says why the orchestrator could not be asked. The verdict then follows from the rack alone.
 	Unasked string
+	// NotMounted says that this machine has the disk, and that nothing of it is mounted here.
+	NotMounted bool
 	// RackError is the message of the error with which the rack was read, or empty.
 	RackError string
 }
@@ -46,9 +49,16 @@ func (f Facts) messages() []string {
 	return texts
 }
 
+// blocked finds the volume and the instance in the message about a disk that is still attached, which may be that of
+// another volume: the controller's waitsForDetachError.
+var blocked = regexp.MustCompile(`disk "[^"]+" \(([0-9a-f-]{36})\) was given up by instance ([0-9a-f-]{36})`)
+
 // fill replaces the placeholders of a text.
 func (f Facts) fill(text string) string {
 	volume, disk, instance := cmp.Or(f.VolumeID, f.CSIName), "of the volume", f.NodeID
+	if f.Orchestrator == orchestrator.None {
+		volume = cmp.Or(f.CSIName, f.VolumeID) // as it was typed
+	}
 	if f.Disk != nil {
 		disk = nameOnRack(*f.Disk)
 	}
@@ -59,15 +69,19 @@ func (f Facts) fill(text string) string {
 	if node == "" && f.Instance != nil {
 		node = f.Instance.Name
 	}
-	holder := "that has it"
+	holder, blocker := "that has it", cmp.Or(volume, "VOLUME")
 	if f.Disk != nil && f.Disk.InstanceID != "" {
 		holder = f.Disk.InstanceID
+	}
+	if named := blocked.FindStringSubmatch(strings.Join(f.messages(), "\n")); named != nil {
+		blocker, holder = named[1], named[2]
 	}
 	namespace, _, _ := strings.Cut(f.Claim, "/")
 	return strings.NewReplacer(
 		"{volume}", cmp.Or(volume, "of the claim"), "{disk}", disk, "{instance}", cmp.Or(instance, "of the node"),
-		"{holder}", holder, "{node}", cmp.Or(node, "of the workload"), "{claim}", cmp.Or(f.Claim, "of the workload"),
-		"{namespace}", cmp.Or(namespace, "NAMESPACE"), "{pod}", f.pod(), "{allocation}", f.allocation(),
+		"{holder}", holder, "{blocker}", blocker, "{node}", cmp.Or(node, "of the workload"),
+		"{claim}", cmp.Or(f.Claim, "of the workload"), "{namespace}", cmp.Or(namespace, "NAMESPACE"),
+		"{pod}", f.pod(), "{allocation}", f.allocation(),
 	).Replace(text)
 }
 
@@ -119,6 +133,9 @@ type Guest interface {
 	// Steps returns the links between the instance and the workload: device, filesystem and mounts. There are none if
 	// this guest does not have the disk.
 	Steps(ctx context.Context, diskName string) []orchestrator.TraceStep
+	// Waits returns what a controller on this machine says that the volume waits for, and the node that it shall be
+	// attached to. Only the controller knows that.
+	Waits(ctx context.Context, volumeID string) (node string, messages []orchestrator.TraceMessage)
 }
 
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
@@ -133,7 +150,7 @@ func Explain(
 	guest Guest,
 ) (Explanation, error) {
 	f, err := collect(ctx, subject, tracer, racks, cluster)
-	if err == nil && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
+	if err == nil && f.Unasked != "" && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
 		// The subject is the ID of a disk, as errors name it. The orchestrator knows only the ID of the volume.
 		subject.VolumeID = f.VolumeID
 		f, err = collect(ctx, subject, tracer, racks, cluster)
@@ -144,10 +161,28 @@ func Explain(
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
 		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
 	}
+	for _, other := range f.Others {
+		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {
+			break // the workload waits for this volume
+		}
+		if next, err := collect(ctx, other, tracer, racks, cluster); err == nil && Verdict(next) != Works {
+			f = next
+		}
+	}
+	if guest != nil && f.VolumeID != "" {
+		node, messages := guest.Waits(ctx, f.VolumeID)
+		f.Node, f.Messages = cmp.Or(f.Node, node), append(f.Messages, messages...)
+	}
+	steps := f.guestSteps(ctx, guest)
+	f.NotMounted = slices.ContainsFunc(steps, func(s orchestrator.TraceStep) bool { return s.State == noMounts })
 	row := Verdict(f)
+	verdict := f.fill(row.Verdict)
+	if messages := f.allMessages(); row == Unknown && len(messages) > 0 {
+		verdict = f.fill("volume {volume} waits: ") + messages[len(messages)-1].Text
+	}
 	return Explanation{
-		Reason: row.Word, Verdict: f.fill(row.Verdict), Broken: row.Link, Actor: row.Actor,
-		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(f.guestSteps(ctx, guest)), Messages: f.allMessages(),
+		Reason: row.Word, Verdict: verdict, Broken: row.Link, Actor: row.Actor,
+		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(steps), Messages: f.allMessages(),
 	}, nil
 }
 
@@ -252,6 +287,9 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 	}
 	f.InstanceGone = gone > 0 && gone == len(racks)
 }
+
+// noMounts is the state of a disk of which nothing is mounted.
+const noMounts = "none"
 
 // guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.
 // Elsewhere one link says so.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/status"
 
@@ -239,9 +240,72 @@ var stories = map[string]story{
 	"no controller":         {reason: "ControllerNotRunning", arrange: condition(orchestrator.NoController)},
 	"claim not released":    {reason: "ClaimNotReleased", arrange: condition(orchestrator.ClaimOfEnded)},
 	"no controller, and the workload runs": {
-		reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+		reason: "ControllerNotRunning", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			publishOnA(t, r, trace)
 			trace.Conditions = []orchestrator.TraceCondition{orchestrator.NoController, orchestrator.Running}
+		},
+	},
+	// The rack and the claim of a workload that runs: they agree, the disk is nowhere, and it is elsewhere.
+	"runs with its disk": {reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+		publishOnA(t, r, trace)
+		condition(orchestrator.Running)(t, r, trace)
+	}},
+	"runs, and the disk is detached": {reason: "RunsWithoutDisk", arrange: condition(orchestrator.Running)},
+	"runs, and the disk is on another node": {
+		reason: "RunsWithoutDisk", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
+			condition(orchestrator.Running)(t, r, trace)
+		},
+	},
+	"another allocation has the claim": {reason: "ClaimHeld", arrange: condition(orchestrator.ClaimOfAnother)},
+	"the claim is being deleted": {
+		reason: "ClaimTerminating", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			publishOnA(t, r, trace)
+			trace.Conditions = []orchestrator.TraceCondition{orchestrator.Terminating, orchestrator.Running}
+		},
+	},
+	"all nodes are full": {
+		reason: "NodesFull", arrange: func(_ *testing.T, _ *coretest.Rig, trace *orchestrator.Trace) {
+			trace.Messages = []orchestrator.TraceMessage{{
+				Link: "workload", Text: "FailedScheduling: 0/2 nodes are available: 2 node(s) exceed max volume count.",
+			}}
+		},
+	},
+	"a claim waits, and nobody says why": {
+		reason: "NotStartedYet", arrange: func(_ *testing.T, _ *coretest.Rig, trace *orchestrator.Trace) {
+			trace.Steps = append(trace.Steps, orchestrator.TraceStep{Link: "claim", Object: "claim x/y", State: "Pending"})
+		},
+	},
+	"several nodes at once": {
+		reason: "AccessModeUnsupported", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			req := coretest.CreateRequest("shared")
+			req.VolumeCapabilities[0].AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+			_, err := r.CreateVolume(t.Context(), req)
+			said(trace, err)
+		},
+	},
+	"an unknown filesystem": {
+		reason: "FilesystemUnsupported", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			req := coretest.CreateRequest("zfs")
+			req.VolumeCapabilities[0].GetMount().FsType = "zfs"
+			_, err := r.CreateVolume(t.Context(), req)
+			said(trace, err)
+		},
+	},
+	"a mount flag with a typo": {
+		reason: "OptionNotAllowed", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			req := coretest.CreateRequest("flags")
+			req.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatme"}
+			_, err := r.CreateVolume(t.Context(), req)
+			said(trace, err)
+		},
+	},
+	"larger than a disk": {
+		reason: "SizeUnsupported", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
+			req := coretest.CreateRequest("large")
+			req.CapacityRange.RequiredBytes = 2 << 40
+			_, err := r.CreateVolume(t.Context(), req)
+			said(trace, err)
 		},
 	},
 	"class without plugin": {reason: "OtherDriver", arrange: condition(orchestrator.OtherDriver)},
@@ -345,7 +409,7 @@ func TestStories(t *testing.T) {
 				traced(trace),
 				[]*rack.Client{client},
 				coretest.Cluster,
-				diagnose.Devices{},
+				diagnose.Host{},
 			)
 			if err != nil || got.Reason != s.reason {
 				t.Errorf("%s, %v, want %s: %s; messages %v", got.Reason, err, s.reason, got.Verdict, got.Messages)
@@ -398,6 +462,107 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 	}
 }
 
+// A disk of another volume may be in the way. The next step has that volume, and the instance that has its disk.
+func TestNextStepNamesTheVolumeInTheWay(t *testing.T) {
+	r := coretest.New(t, func(o *coretest.Options) { o.DetachGrace, o.MaxDisks = time.Hour, 2 })
+	other, id, node := r.Create(t, "other"), r.Create(t, "data"), r.Node(t, "node-a")
+	for range 2 { // the second time its detach gets no time
+		coretest.Must(t, r.Publish(t, other, node))
+		coretest.Must(t, r.Unpublish(t, other, node))
+	}
+	trace := orchestrator.Trace{VolumeID: id, Orchestrator: orchestrator.Nomad, NodeID: node}
+	said(&trace, r.Publish(t, id, node))
+	got, err := diagnose.Explain(t.Context(), orchestrator.Subject{VolumeID: id}, traced(trace),
+		[]*rack.Client{newRack(t, r)}, coretest.Cluster, nil)
+	want := "oxide-csi volume detach " + other + " --node=" + node + " --unmounted"
+	if err != nil || got.Reason != "DetachUntimed" || !strings.Contains(got.Next, want) {
+		t.Errorf("%v: %s: %s, want %s; %v", err, got.Reason, got.Next, want, got.Messages)
+	}
+}
+
+// byClaim is an orchestrator that knows several volumes of one workload.
+type byClaim map[string]orchestrator.Trace
+
+func (b byClaim) Trace(_ context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
+	return b[subject.Claim], nil
+}
+
+// A workload waits for the volume with which something is wrong, whichever it is. What is not in the table is quoted.
+func TestExplainAllVolumesOfAWorkload(t *testing.T) {
+	r := coretest.New(t)
+	racks := []*rack.Client{newRack(t, r)}
+	second := orchestrator.Subject{Claim: "shop/b", Workload: "5a7d9b11"}
+	first := orchestrator.Trace{
+		VolumeID: r.Create(t, "a"), Claim: "shop/a", Others: []orchestrator.Subject{second},
+		Steps: []orchestrator.TraceStep{{Link: "workload", Object: "allocation", State: "pending"}},
+	}
+	for text, want := range map[string]string{"x [DiskNotBlank]": "DiskNotBlank", "neither known nor mute": "Unknown"} {
+		b := orchestrator.Trace{
+			VolumeID: r.Create(t, want), Claim: "shop/b", Messages: []orchestrator.TraceMessage{{Text: text}},
+		}
+		knows := byClaim{"shop/a": first, "shop/b": b}
+		got, err := diagnose.Explain(t.Context(), orchestrator.Subject{Claim: "shop/a"}, knows, racks, coretest.Cluster, nil)
+		if err != nil || got.Reason != want || want == "Unknown" && !strings.HasSuffix(got.Verdict, text) {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+}
+
+// seen is a guest with these mounts.
+type seen string
+
+func (s seen) Steps(context.Context, string) []orchestrator.TraceStep {
+	return []orchestrator.TraceStep{{Link: "mount", Object: "mounts", State: string(s)}}
+}
+
+func (seen) Waits(context.Context, string) (string, []orchestrator.TraceMessage) { return "", nil }
+
+// On the node, the mounts are compared with the workload, too.
+func TestExplainComparesTheMounts(t *testing.T) {
+	r := coretest.New(t)
+	id, node := r.Create(t, "a"), r.Node(t, "node-a")
+	coretest.Must(t, r.Publish(t, id, node))
+	for _, test := range []struct {
+		state, mounts, reason string
+		conditions            []orchestrator.TraceCondition
+	}{
+		{"runs, mounted", "writable", "Works", []orchestrator.TraceCondition{orchestrator.Running}},
+		{"runs, not mounted", "none", "RunsWithoutMount", []orchestrator.TraceCondition{orchestrator.Running}},
+		{"waits, not mounted", "none", "Works", nil},
+	} {
+		trace := traced{VolumeID: id, NodeID: node, Conditions: test.conditions}
+		got, err := diagnose.Explain(t.Context(), orchestrator.Subject{VolumeID: id}, trace,
+			[]*rack.Client{newRack(t, r)}, coretest.Cluster, seen(test.mounts))
+		if err != nil || got.Reason != test.reason {
+			t.Errorf("%s: %s, %v", test.state, got.Reason, err)
+		}
+	}
+}
+
+// everything is an orchestrator that knows a volume by any subject.
+type everything orchestrator.Trace
+
+func (e everything) Trace(_ context.Context, subject orchestrator.Subject) (orchestrator.Trace, error) {
+	if subject.VolumeID == e.VolumeID {
+		return orchestrator.Trace{VolumeID: e.VolumeID, Workload: "another allocation"}, nil
+	}
+	return orchestrator.Trace(e), nil
+}
+
+// The whole ID of an allocation looks like that of a disk. The answer is about this allocation.
+func TestExplainAnAllocation(t *testing.T) {
+	r := coretest.New(t)
+	trace := everything{
+		VolumeID: r.Create(t, "a"), Workload: "allocation 5a7d9b11",
+		Messages: []orchestrator.TraceMessage{{Text: "x [DiskNotBlank]"}},
+	}
+	got, err := diagnose.Explain(t.Context(), orchestrator.Subject{VolumeID: coretest.NoVolumeID}, trace,
+		[]*rack.Client{newRack(t, r)}, coretest.Cluster, nil)
+	if err != nil || got.Reason != "DiskNotBlank" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // The verdict goes by the word of a message, also if it is not the first message, and by nothing else that it says.
 func TestTheVerdictGoesByTheWord(t *testing.T) {
 	for _, row := range fault.Table {
@@ -423,7 +588,8 @@ func TestExplainWithoutAnOrchestrator(t *testing.T) {
 	id, racks := r.Create(t, "postgres"), []*rack.Client{newRack(t, r)}
 	for _, subject := range []orchestrator.Subject{{VolumeID: id}, {Name: "postgres"}} {
 		got, err := diagnose.Explain(t.Context(), subject, nil, racks, coretest.Cluster, nil)
-		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, id) {
+		typed := subject.VolumeID + subject.Name
+		if err != nil || got.Reason != "Works" || len(got.Chain) != 1 || !strings.Contains(got.Verdict, "volume "+typed+",") {
 			t.Errorf("%+v: %+v, %v", subject, got, err)
 		}
 	}

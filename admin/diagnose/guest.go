@@ -21,12 +21,16 @@ import (
 // probeTimeout limits how long the content of a device is looked for. The disk may not answer.
 const probeTimeout = 5 * time.Second
 
-// Devices is the [Guest] that this machine is. It reads the devices below the roots, and the mounts.
-type Devices device.Roots
+// Host is the [Guest] that this machine is. It reads the devices below the roots, and the mounts, and asks the
+// controller at the socket, unless that is empty.
+type Host struct {
+	Devices    device.Roots
+	Controller string
+}
 
 // Steps looks for the disk by its serial.
-func (d Devices) Steps(ctx context.Context, diskName string) []orchestrator.TraceStep {
-	guest := device.Roots(d)
+func (h Host) Steps(ctx context.Context, diskName string) []orchestrator.TraceStep {
+	guest := h.Devices
 	disks, _ := guest.Disks() // this machine may have no NVMe disks at all
 	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(diskName) })
 	if here < 0 {
@@ -54,7 +58,7 @@ func (d Devices) Steps(ctx context.Context, diskName string) []orchestrator.Trac
 		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mount " + m.Path, State: state})
 	}
 	if len(mounts) == 0 {
-		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: "none"})
+		steps = append(steps, orchestrator.TraceStep{Link: "mount", Object: "mounts", State: noMounts})
 	}
 	return steps
 }

@@ -70,19 +70,19 @@ func (c *Clock) difference() (time.Duration, bool) {
 	return c.offset, c.seen
 }
 
-// ExamineRack examines a rack. clock has seen the client's answers; it may be nil. It only reads, and reads each list
-// once.
+// ExamineRack examines a rack. clock has seen the client's answers; it may be nil. of is the orchestrator whose words
+// the next steps have, as in [NextFor]. It only reads, and reads each list once.
 func ExamineRack(
 	ctx context.Context,
 	client *rack.Client,
 	clock *Clock,
-	cluster string,
+	cluster, of string,
 	now time.Time,
 ) []orchestrator.Finding {
-	e := &examination{area: "rack " + client.Name()}
+	e := &examination{area: "rack " + client.Name(), of: of}
 	project, err := client.Check(ctx)
 	if err != nil {
-		e.fail("API, certificate, token and project", nextStep(err), "%s", err)
+		e.fail("API, certificate, token and project", e.nextStep(err), "%s", err)
 		return e.findings
 	}
 	e.ok(
@@ -119,14 +119,16 @@ func (c *Clock) differenceOrNone() (time.Duration, bool) {
 }
 
 // nextStep is the next step after an error of the rack.
-func nextStep(err error) string { return cmp.Or(fault.Of(err), Unknown).Next }
+func (e *examination) nextStep(err error) string {
+	return NextFor(cmp.Or(fault.Of(err), Unknown), e.of)
+}
 
 func (e *examination) latency(ctx context.Context, client *rack.Client) {
 	var took []time.Duration
 	for range latencyCalls {
 		start := time.Now()
 		if err := client.ConfirmProject(ctx); err != nil {
-			e.fail("latency", nextStep(err), "%s", err)
+			e.fail("latency", e.nextStep(err), "%s", err)
 			return
 		}
 		took = append(took, time.Since(start))
@@ -151,13 +153,13 @@ func (e *examination) quota(ctx context.Context, client *rack.Client) {
 	quota, used, err := client.Storage(ctx)
 	switch {
 	case err != nil:
-		e.fail("quota", nextStep(err), "%s", err)
+		e.fail("quota", e.nextStep(err), "%s", err)
 	case used >= quota:
-		e.fail("quota", fault.QuotaExhausted.Next, "%s of %s is used", config.Size(used), config.Size(quota))
+		e.fail("quota", NextFor(fault.QuotaExhausted, e.of), "%s of %s is used", config.Size(used), config.Size(quota))
 	case quota-used < quota/quotaPart:
-		e.warn("quota", fault.QuotaExhausted.Next, "%s of %s is left", config.Size(quota-used), config.Size(quota))
+		e.warn("quota", NextFor(fault.QuotaExhausted, e.of), "%s of %s is used", config.Size(used), config.Size(quota))
 	default:
-		e.ok("quota", "%s of %s is left", config.Size(quota-used), config.Size(quota))
+		e.ok("quota", "%s of %s is used", config.Size(used), config.Size(quota))
 	}
 }
 
@@ -197,7 +199,7 @@ func (e *examination) role(ctx context.Context, client *rack.Client) {
 	case err != nil:
 		e.warn(looked, "see the access of the project in the rack's console", "it cannot be read: %s", err)
 	case role < rack.LimitedCollaborator:
-		e.fail(looked, fault.RoleTooLow.Next, "%s: the token may not create, attach and delete disks", role)
+		e.fail(looked, NextFor(fault.RoleTooLow, e.of), "%s: the token may not create, attach and delete disks", role)
 	default:
 		e.ok(looked, "%s: the token may create, attach and delete disks", role)
 	}
@@ -209,7 +211,7 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 	const looked = "hot-plug"
 	instances, err := client.Instances(ctx)
 	if err != nil {
-		e.fail(looked, nextStep(err), "%s", err)
+		e.fail(looked, e.nextStep(err), "%s", err)
 		return
 	}
 	started := map[string]time.Time{}
@@ -232,7 +234,7 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 func (e *examination) contents(ctx context.Context, client *rack.Client, cluster string, now time.Time) {
 	all, err := readContents(ctx, []*rack.Client{client})
 	if err != nil {
-		e.fail("disks, snapshots and records", nextStep(err), "%s", err)
+		e.fail("disks, snapshots and records", e.nextStep(err), "%s", err)
 		return
 	}
 	c, ours, attached := all[0], 0, 0
@@ -272,7 +274,7 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 		}
 	}
 	if len(unknown) > 0 {
-		e.warn("unknown states", fault.StateUnknown.Next, "%s", strings.Join(unknown, ", "))
+		e.warn("unknown states", NextFor(fault.StateUnknown, e.of), "%s", strings.Join(unknown, ", "))
 	}
 	if len(halfDeleted) > 0 {
 		e.warn(

@@ -8,10 +8,13 @@ package diagnose
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -59,4 +62,36 @@ func RestartsUnknown(socket string, err error) []orchestrator.Finding {
 	e := &examination{area: "restarts"}
 	e.warn("planned restarts", "see the controller's log", "the controller at %s does not answer: %s", socket, err)
 	return e.findings
+}
+
+// waitsRow are the faults of a volume that waits for a restart, by the reason. The others are [fault.RestartPlanned].
+var waitsRow = map[restart.Reason]*fault.Row{
+	restart.ReasonPolicy: fault.RestartNeeded, restart.ReasonRefused: fault.RestartRefused,
+}
+
+// controllerTimeout bounds the wait for a controller that explain can do without.
+const controllerTimeout = 10 * time.Second
+
+// Waits implements [Guest]. A volume that the controller does not know waits for nothing.
+func (h Host) Waits(ctx context.Context, volumeID string) (node string, messages []orchestrator.TraceMessage) {
+	if h.Controller == "" {
+		return "", nil
+	}
+	plugin, err := client.New(client.Options{Controller: h.Controller, Node: h.Controller})
+	if err != nil {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, controllerTimeout)
+	defer cancel()
+	volume, err := plugin.ShowVolume(ctx, volumeID)
+	if err = errors.Join(err, plugin.Close()); err != nil || volume.WaitsFor == nil {
+		return "", nil
+	}
+	waits := volume.WaitsFor
+	row := cmp.Or(waitsRow[waits.Reason], fault.RestartPlanned)
+	text := fmt.Sprintf("it waits to be attached to %s: %s", client.NodeText(waits.NodeName, waits.NodeID),
+		cmp.Or(waits.Problem, waits.Message))
+	return waits.NodeName, []orchestrator.TraceMessage{{
+		Link: "attachment", Text: text + " [" + row.Word + "]", Last: waits.LastRequested,
+	}}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -24,13 +25,41 @@ var shown = map[*fault.Row]func(Facts) bool{
 	fault.InstanceStopped: func(f Facts) bool {
 		return f.Instance != nil && slices.Contains([]string{rack.Stopped, rack.Failed, "stopping"}, f.Instance.RunState)
 	},
-	fault.ControllerNotRunning: unlessRunning(orchestrator.NoController),
+	fault.RunsWithoutDisk:      Facts.runsWithoutDisk,
+	fault.RunsWithoutMount:     Facts.runsWithoutMount,
+	fault.NodesFull:            func(f Facts) bool { return strings.Contains(strings.Join(f.messages(), "\n"), maxVolumes) },
+	fault.ControllerNotRunning: has(orchestrator.NoController),
+	fault.ClaimHeld:            has(orchestrator.ClaimOfAnother),
+	fault.ClaimTerminating:     has(orchestrator.Terminating),
 	fault.ClaimNotReleased:     unlessRunning(orchestrator.ClaimOfEnded),
 	fault.PluginNotRegistered:  has(orchestrator.NotRegistered),
 	fault.NodeNotReady:         has(orchestrator.NodeNotReady),
 	fault.ExpansionWaits:       has(orchestrator.ExpansionPending),
 	fault.StateUnknown:         func(f Facts) bool { return f.Disk != nil && f.Disk.Unknown != "" },
 	fault.NotStartedYet:        func(f Facts) bool { return f.pending() && f.RackError == "" && len(f.Messages) == 0 },
+}
+
+// maxVolumes is what the scheduler of Kubernetes says of nodes that take no more volumes.
+const maxVolumes = "exceed max volume count"
+
+// runsWithoutDisk reports whether a workload runs, and the rack shows its disk elsewhere or nowhere.
+func (f Facts) runsWithoutDisk() bool {
+	node, known := diskname.ParseID(f.NodeID)
+	if !f.has(orchestrator.Running) || f.Disk == nil || f.Disk.Unknown != "" || f.RackError != "" {
+		return false
+	}
+	return f.Disk.State == rack.Detached || f.Disk.State == rack.Attached && known && f.Disk.InstanceID != node
+}
+
+// runsWithoutMount reports whether a workload runs, and this machine, which has its disk, has not mounted it. Of an
+// encrypted disk another device is mounted.
+func (f Facts) runsWithoutMount() bool {
+	node, known := diskname.ParseID(f.NodeID)
+	if !f.has(orchestrator.Running) || !f.NotMounted || !known || f.Disk.InstanceID != node {
+		return false
+	}
+	described, _ := rack.ParseDescription(f.Disk.Description)
+	return described.LUKS == 0
 }
 
 func has(condition orchestrator.TraceCondition) func(Facts) bool {
@@ -69,7 +98,7 @@ var (
 	Works = &fault.Row{
 		Word:    "Works",
 		Verdict: "nothing is wrong with volume {volume}, as far as can be seen",
-		Actor:   fault.Nobody,
+		Actor:   "nobody",
 		Next:    "if the workload still has a problem, its own log is the next place",
 	}
 	Unknown = &fault.Row{
@@ -83,6 +112,7 @@ var (
 // pending reports whether the workload has not started.
 func (f Facts) pending() bool {
 	return slices.ContainsFunc(f.Steps, func(s orchestrator.TraceStep) bool {
-		return s.Link == "workload" && strings.EqualFold(s.State, "pending") // the word of Kubernetes and of Nomad
+		// The word of Kubernetes and of Nomad.
+		return (s.Link == "workload" || s.Link == "claim") && strings.EqualFold(s.State, "pending")
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
@@ -46,12 +47,20 @@ func TestDoctor(t *testing.T) {
 		strings.Contains(cluster.stdout, "NVMe") {
 		t.Errorf("%+v", cluster)
 	}
+	if !strings.Contains(well.stdout, "1GiB of ") {
+		t.Errorf("the used space is not shown: %s", well.stdout)
+	}
 	must(t, h.sim.Set(t.Context(), simtest.Settings{QuotaBytes: new(int64(1))}))
 	full := runPlugin(t, environ, "doctor", "--json")
 	var findings []orchestrator.Finding
 	must(t, json.Unmarshal([]byte(full.stdout), &findings))
 	if full.code != 2 || len(findings) < 5 {
 		t.Errorf("%+v", full)
+	}
+	must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
+	if got := runPlugin(t, environ, "doctor"); got.code != 2 || strings.Contains(got.stdout, "Secret") ||
+		!strings.Contains(got.stdout, fault.TokenRejected.OnHosts) {
+		t.Errorf("a rejected token on a plain host: %+v", got)
 	}
 	none := runPlugin(t, []string{"OXIDE_CSI_STATE_DIR=" + filepath.Join(h.dir, "none")}, "doctor")
 	if none.code != 2 || !strings.Contains(none.stderr, "nothing to examine") {
@@ -76,7 +85,18 @@ func TestDoctorOfPlannedRestarts(t *testing.T) {
 		t.Errorf("before: %+v", got)
 	}
 	h.ok(t, "volume", "create", "x", "--size=1GiB")
+	if got := runPlugin(t, environ, "explain", "x"); !strings.HasPrefix(got.stdout, "Works: ") {
+		t.Errorf("before: %+v", got)
+	}
 	h.fails(t, 5, "volume", "attach", "x", "--node="+h.sim.Instances[0].ID)
+	await.Eventually(t, "show says why", func() bool {
+		return strings.Contains(h.run(t, "volume", "show", "x").stdout, "would be restarted")
+	})
+	if got := runPlugin(t, environ, "explain", "x"); !strings.HasPrefix(got.stdout, "RestartNeeded: volume x ") ||
+		!strings.Contains(got.stdout, fault.RestartNeeded.OnHosts) ||
+		!strings.Contains(got.stdout, "of node "+h.sim.Instances[0].Name) {
+		t.Errorf("explain does not say what show says: %+v", got)
+	}
 	await.Eventually(t, "doctor says why the restart has not begun", func() bool {
 		got := runPlugin(t, environ, "doctor")
 		return got.code == 1 && strings.Contains(got.stdout, "its restart has not begun") &&

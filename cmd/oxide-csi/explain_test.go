@@ -168,7 +168,24 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 		reason string
 		change func(c *simtest.Cluster)
 	}{
-		"all is well":          {"Works", func(c *simtest.Cluster) { c.Put(podList, "default", "db", podIn("Running")) }},
+		"all is well": {"Works", func(c *simtest.Cluster) {
+			h.ok(t, "volume", "attach", id)
+			c.Put(podList, "default", "db", podIn("Running"))
+		}},
+		"it runs, and the rack shows no attachment": {"RunsWithoutDisk", func(c *simtest.Cluster) {
+			c.Put(podList, "default", "db", podIn("Running"))
+		}},
+		"the claim is deleted, and its pod still runs": {"ClaimTerminating", func(c *simtest.Cluster) {
+			h.ok(t, "volume", "attach", id)
+			c.Put(podList, "default", "db", podIn("Running"))
+			c.Put(pvcList, "default", "data", object{
+				"metadata": object{"deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": []string{"kubernetes.io/pvc-protection"}},
+				"spec":     object{"volumeName": "pv-1"}, "status": object{"phase": "Bound"},
+			})
+		}},
+		"all nodes are full": {"NodesFull", func(c *simtest.Cluster) {
+			event(c, "FailedScheduling", "0/2 nodes are available: 2 node(s) exceed max volume count.")
+		}},
 		"nothing was said yet": {"NotStartedYet", func(*simtest.Cluster) {}},
 		"an attach that failed before it succeeded": {"NotStartedYet", func(c *simtest.Cluster) {
 			event(c, "FailedAttachVolume", "cannot attach disk x [RackHasNoHotplug]")
@@ -192,6 +209,7 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 			c := newCluster(id, instance)
 			test.change(c)
 			got := h.explain(t, serveCluster(t, c), id)
+			h.ok(t, "volume", "detach", id, "--node="+instance, "--unmounted")
 			if got.Reason != test.reason || strings.ContainsAny(got.Verdict, "{}") {
 				t.Errorf("%+v", got)
 			}
@@ -200,7 +218,10 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 				links = append(links, step.Link)
 			}
 			want := "claim volume attachment disk instance node"
-			if test.reason == "PluginNotRegistered" {
+			switch test.reason {
+			case "Works", "ClaimTerminating":
+				want = "claim volume attachment disk instance device node workload"
+			case "PluginNotRegistered":
 				want = "claim volume attachment disk node" // nothing says which instance the node is
 			}
 			if text := strings.Join(links, " "); !strings.HasPrefix(text, want) {
@@ -381,7 +402,8 @@ func TestExplainFollowsNomad(t *testing.T) {
 			plugin["Allocations"] = []object{{"ID": ours, "NodeID": client, "TaskStates": object{"plugin": object{}}}}
 			_ = json.NewEncoder(w).Encode(plugin)
 		case r.URL.Path == "/v1/client/fs/logs/"+ours:
-			_, _ = fmt.Fprintf(w, "time=2026-01-02T03:04:05Z msg=answered volume_id=%s error=%q\n", id, refusal)
+			const answered = "time=2026-01-02T03:04:05Z msg=answered method=ControllerPublishVolume "
+			_, _ = fmt.Fprintf(w, answered+"volume_id=%s error=%q\n", id, refusal)
 		case has:
 			_ = json.NewEncoder(w).Encode(answer)
 		default:

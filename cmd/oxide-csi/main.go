@@ -119,7 +119,10 @@ func command(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetUsageFunc(printUsage)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd.HasSubCommands() && len(cmd.Flags().Args()) > 0 { // the flag may be one of the command that was meant
+			return admin.NoArgs(cmd, cmd.Flags().Args())
+		}
 		return config.Problems{config.FlagProblem(err)}
 	})
 	addPlugin(root, environ, stdout, stderr)

@@ -146,7 +146,7 @@ func TestHelpShowsSettingsInGroups(t *testing.T) {
 	}
 	completion := runPlugin(t, nil, "__complete", "--").stdout
 	for _, hidden := range []string{
-		"boot-id-file", "dev-root", "sys-root", "device-timeout", "pprof", "restart-cool-down", "restart-wait", "restart-window",
+		"boot-id-file", "dev-root", "sys-root", "device-timeout", "pprof", "restart-wait", "restart-window",
 	} {
 		if strings.Contains(help, "--"+hidden) || strings.Contains(completion, "--"+hidden) {
 			t.Errorf("--%s is shown", hidden)

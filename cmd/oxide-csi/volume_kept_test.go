@@ -69,7 +69,7 @@ func TestMountWithoutController(t *testing.T) {
 		Message: "Internal Server Error", Count: new(0),
 	})
 	must(t, err)
-	h.fails(t, 1, "volume", "detach", "db")
+	h.fails(t, 3, "volume", "detach", "db")
 	must(t, h.sim.ClearFaults(t.Context()))
 	mounts(t)
 	mounts(t)

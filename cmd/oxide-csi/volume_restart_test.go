@@ -110,7 +110,7 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 	h.start(t, false, "--state-time=5s") // long enough for a `volume list` on a busy machine
 	node := h.sim.Instances[0].ID
 	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
-	if attach := h.run(t, "volume", "attach", id, "--node="+node); attach.code != 5 {
+	if attach := h.run(t, "volume", "attach", id, "--node="+node); attach.code != 3 {
 		t.Errorf("attach: %+v", attach)
 	}
 	inProgress := regexp.MustCompile(

@@ -96,8 +96,7 @@ func (d *demo) start(ctx context.Context) error {
 		Mode: "controller", Dir: dir, Sim: d.sim, Stderr: d.logTo, OwnProcessGroup: true,
 		Args: []string{
 			"--metadata=none", "--kubeconfig=" + kubeconfig, "--attach-mode=restart", shutdown,
-			// Otherwise the first restart begins 5 minutes after the instances were started.
-			"--restart-window=1s", "--restart-cool-down=0s", "--restart-wait=1m",
+			"--restart-cool-down=0s", // by default the first restart begins 5 minutes after the instances were started
 		},
 	})
 	if err != nil {
@@ -216,7 +215,7 @@ func (d *demo) typesAtOnce(one, other string) action {
 		first := make(chan error, 1)
 		go func() { first <- d.run(ctx, nil, one) }()
 		err := d.run(ctx, nil, other)
-		return "$ " + one + "\n$ " + other, errors.Join(<-first, err)
+		return "$ " + one + " &\n$ " + other, errors.Join(<-first, err)
 	}
 }
 

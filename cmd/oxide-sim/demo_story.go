@@ -37,12 +37,18 @@ func (d *demo) story() []step {
 			d.types("oxide-csi volume create photos --size=1GiB"),
 			d.lists("orders 1 GiB free, photos 1 GiB free"),
 		}},
-		{d.says("Attach both to node-a. It runs, so the plugin restarts it, once for both.",
-			"Attach both to node-a, while it runs."), []action{
-			d.typesAtOnce("oxide-csi volume attach orders --node=node-a", "oxide-csi volume attach photos --node=node-a"),
-			d.restarted(a),
-			d.lists("orders 1 GiB on node-a, photos 1 GiB on node-a"),
-		}},
+		{
+			d.says("Attach both to node-a. It runs, so the plugin restarts it, once for both.",
+				"Attach both to node-a, while it runs."),
+			[]action{
+				d.typesAtOnce(
+					"oxide-csi volume attach orders --node=node-a --wait",
+					"oxide-csi volume attach photos --node=node-a --wait",
+				),
+				d.restarted(a),
+				d.lists("orders 1 GiB on node-a, photos 1 GiB on node-a"),
+			},
+		},
 		{"Mount orders, and write a file.", []action{
 			d.typesOn(a, "oxide-csi volume mount orders data"),
 			d.measures(a, 1),

@@ -100,7 +100,7 @@ type Config struct {
 	// RestartWindow is how long attaches to an instance are collected.
 	RestartWindow time.Duration `hidden:"yes" koanf:"restartWindow" flag:"restart-window" env:"OXIDE_CSI_RESTART_WINDOW" default:"10s" help:"how long attaches to an instance are collected before one restart for all of them, from the first attach on: up to 60s"`
 	// RestartCoolDown is how long an instance is not restarted again.
-	RestartCoolDown time.Duration `hidden:"yes" koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is not restarted again after it started, or after it refused a planned restart"`
+	RestartCoolDown time.Duration `koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left running before a planned restart, and after a refused one; 0s for not at all. Ignored in mode node"`
 	// RestartWait is how long an RPC waits.
 	RestartWait time.Duration `hidden:"yes" koanf:"restartWait" flag:"restart-wait" env:"OXIDE_CSI_RESTART_WAIT" derived:"100s in Kubernetes, 0s elsewhere" help:"how long ControllerPublishVolume waits for a planned restart before it returns an error that says so: up to 10m"`
 	// BootIDFile is an absolute path.

@@ -258,7 +258,7 @@ func TestClaimedDiskStaysForAnotherNode(t *testing.T) {
 		c.set(id, d.nodes[0], d.nodes[1])
 		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there has claimed it")
 		d.wantHeld(t, id)
-		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "unpublish the volume from that node first")
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "end its use there first")
 		c.set(id, d.nodes[1])
 		d.unpublish(t, id, d.nodes[0])
 		time.Sleep(grace + within)

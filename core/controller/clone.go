@@ -190,7 +190,7 @@ func (c rackController) checkTemporarySnapshot(snapshot rack.Snapshot) error {
 		return nil
 	}
 	return rpc.AlreadyExists(
-		"snapshot %q (%s) in project %q has the name of a temporary snapshot and was not made by this plugin: rename or delete it",
+		"snapshot %q (%s) in project %q has the name of a temporary snapshot and was not made by this plugin: ask its owner to rename it",
 		snapshot.Name,
 		snapshot.ID,
 		c.rack.ProjectName(),

@@ -200,7 +200,7 @@ func TestCreateVolumeConflicts(t *testing.T) {
 		change   func(*csi.CreateVolumeRequest)
 		mentions string
 	}{
-		{"too small", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * coretest.GiB }, "1073741824 bytes"},
+		{"too small", func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * coretest.GiB }, "was made with 1GiB, not 2GiB or more"},
 		{"another block size", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "512"} }, "4096"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -190,7 +190,7 @@ func (c *Service) findExisting(
 		return rc, disk, err
 	}
 	return rackController{}, rack.Disk{}, rpc.AlreadyExists(
-		"volume %q: racks %q and %q both have a disk %q: delete the unused disk",
+		"volume %q: racks %q and %q both have a disk %q: ask who made each, before you delete the unused one",
 		want.name,
 		at[0].Name(),
 		at[1].Name(),
@@ -300,7 +300,7 @@ func (c *Service) checkSecondDisk(
 		}
 	}
 	return rpc.AlreadyExists(
-		"volume %q exists as disk %s on rack %q, outside of accessibility_requirements: delete it or use another name",
+		"volume %q exists as disk %s on rack %q, outside of accessibility_requirements: use it there, or use another name",
 		want.name,
 		other.ID,
 		at.Name(),
@@ -412,7 +412,7 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 		return rack.Disk{}, err
 	case stable.State == rack.Faulted:
 		return rack.Disk{}, rpc.Unavailable("%w", fault.DiskFaulted.Errorf(
-			"volume %q: disk %q (%s) is faulted: delete it on rack %q, or ask the operator of the rack",
+			"volume %q: disk %q (%s) is faulted on rack %q: ask the operator of the rack",
 			want.name,
 			disk.Name,
 			disk.ID,
@@ -436,8 +436,9 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 // checkMatches rejects a disk that has the volume's name and differs from the request.
 func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 	mismatch := func(format string, args ...any) error {
-		return rpc.AlreadyExists(
-			"volume %q: disk %q (%s) exists in project %q, but %s",
+		return rpc.Fault(
+			fault.VolumeDiffers,
+			"volume %q: disk %q (%s) exists in project %q, but %s: use another name",
 			want.name,
 			disk.Name,
 			disk.ID,
@@ -448,28 +449,19 @@ func (c rackController) checkMatches(disk rack.Disk, want volumeRequest) error {
 	owner, ours := rack.ParseDescription(disk.Description)
 	switch {
 	case !ours:
-		return mismatch("was not made by this plugin (its description is %.80q): rename or delete it", disk.Description)
+		return mismatch("was not made by this plugin (its description is %.80q)", disk.Description)
 	case !owner.SameObject(want.description):
-		return mismatch("belongs to volume %q of cluster %q: delete it or use another name", owner.Name, owner.Cluster)
+		return mismatch("belongs to volume %q of cluster %q", owner.Name, owner.Cluster)
 	case !sizeInRange(disk.CreatedBytes, want.capacity):
-		return mismatch(
-			"has %d bytes, not %d to %d as requested: delete it or use another name",
-			disk.CreatedBytes,
-			want.capacity.GetRequiredBytes(),
-			want.capacity.GetLimitBytes(),
-		)
+		return mismatch("was made with %dGiB, not %s", disk.CreatedBytes/gib, rangeText(want.capacity))
 	case want.blank() && want.params.blockSize != 0 && want.params.blockSize != disk.BlockSize:
-		return mismatch(
-			"has blocks of %d bytes, not %d: delete it or use another name",
-			disk.BlockSize,
-			want.params.blockSize,
-		)
+		return mismatch("has blocks of %d bytes, not %d", disk.BlockSize, want.params.blockSize)
 	case want.params.diskType != "" && (want.params.diskType == diskTypeLocal) != disk.Local:
-		return mismatch("is not of type %q: delete it or use another name", want.params.diskType)
+		return mismatch("is not of type %q", want.params.diskType)
 	case want.params.readOnly != disk.ReadOnly:
-		return mismatch("its read-only flag is %t: delete it or use another name", disk.ReadOnly)
+		return mismatch("its read-only flag is %t", disk.ReadOnly)
 	case want.params.luks != owner.LUKS:
-		return mismatch("%s: delete it or use another name", encryptionText(owner.LUKS))
+		return mismatch("%s", encryptionText(owner.LUKS))
 	}
 	return checkMatchesSource(disk, owner, want, mismatch)
 }

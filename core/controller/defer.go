@@ -203,7 +203,7 @@ func (c rackController) detachElsewhere(ctx context.Context, disk rack.Disk) (ra
 }
 
 // publishAgain is what the caller does after a detach from another node.
-const publishAgain = "then publish it again"
+const publishAgain = "then repeat this"
 
 // staysAttached reports whether an error says that the claims on a volume keep its disk attached.
 func staysAttached(err error) bool {
@@ -253,7 +253,7 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred record.Defe
 	}
 	return rpc.LoggedAt(slog.LevelInfo, rpc.Fault(
 		row,
-		"disk %q (%s) is unpublished and still attached to instance %s: %s, %s",
+		"disk %q (%s) was given up by instance %s, which still has it: %s, %s",
 		disk.Name,
 		disk.ID,
 		deferred.Instance,

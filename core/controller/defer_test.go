@@ -382,7 +382,7 @@ func TestPublishElsewhereWaitsForTheGracePeriod(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		id := d.create(t, "v")
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
-		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "unpublish the volume from that node first")
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "end its use there first")
 		d.unpublish(t, id, d.nodes[0])
 		time.Sleep(20 * time.Second)
 		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "in 40s (--detach-grace)")

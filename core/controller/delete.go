@@ -181,7 +181,7 @@ func (c rackController) attachedError(ctx context.Context, disk rack.Disk) error
 	}
 	return rpc.Fault(
 		fault.AttachedElsewhere,
-		"disk %q (%s) is attached to instance %s and is not deleted: unpublish the volume from that node first",
+		"disk %q (%s) is attached to instance %s and is not deleted: end its use there first",
 		disk.Name,
 		disk.ID,
 		disk.InstanceID,

@@ -49,7 +49,7 @@ func (d detailsOf) addVolume(c *Service, disk rack.Disk) {
 		return
 	}
 	details := c.describe(diskname.Volume, disk.Description)
-	details.Created, details.Holder = disk.Created, disk.InstanceID
+	details.Created, details.Holder = disk.VolumeCreated, disk.InstanceID
 	d[disk.VolumeID] = details
 }
 

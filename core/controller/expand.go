@@ -140,7 +140,7 @@ func (c rackController) inUseError(ctx context.Context, disk rack.Disk) error {
 	}
 	return rpc.Fault(
 		fault.ExpansionWaits,
-		"disk %q (%s) is attached to instance %s and is not replaced by a larger one: stop the volume's workload, so that it is unpublished, and start it again afterwards",
+		"disk %q (%s) is attached to instance %s and is not replaced by a larger one: stop the volume's workload until it has grown",
 		disk.Name,
 		disk.ID,
 		disk.InstanceID,

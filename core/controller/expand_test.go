@@ -16,6 +16,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
@@ -52,11 +53,22 @@ func TestExpandedVolumeIsTheSame(t *testing.T) {
 	created, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	coretest.Must(t, err)
 	id := created.GetVolume().GetVolumeId()
+	createdAt := func() time.Time {
+		return askDetails(t, func(option grpc.CallOption) error {
+			_, err := r.ControllerGetVolume(
+				withQuestion(t.Context(), rpc.MetadataAskDetails), &csi.ControllerGetVolumeRequest{VolumeId: id}, option)
+			return err
+		})[id].Created
+	}
+	first := createdAt().Truncate(time.Second)
 	for gib := int64(2); gib <= 4; gib++ {
 		size, err := r.expand(t, id, (gib-1)*coretest.GiB+1)
 		coretest.Must(t, err)
 		if size != gib*coretest.GiB {
 			t.Fatalf("%d bytes, want %d GiB", size, gib)
+		}
+		if now := createdAt(); !now.Equal(first) {
+			t.Errorf("the volume was created at %s, and is said to be of %s", first, now)
 		}
 		for _, c := range []*rig{r, r.again(t)} { // a controller that expanded the volume, and one that did not
 			again, err := c.CreateVolume(t.Context(), coretest.CreateRequest("v"))

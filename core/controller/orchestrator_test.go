@@ -100,7 +100,7 @@ func TestVolumeThatMayBeUsedStays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inMoving(t, m, func(t *testing.T, d *deferring, id string) {
 				for range 10 {
-					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "unpublish the volume")
+					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "end its use there first")
 					time.Sleep(grace)
 				}
 				d.wantHolder(t, id, d.nodes[0])

@@ -104,6 +104,9 @@ func (c rackController) publishPlanned(ctx context.Context, disk rack.Disk, inst
 		}
 	}
 	until, reported := time.Now().Add(min(c.restartWait, rpc.WaitBudget(ctx))), ""
+	if asked(ctx, rpc.MetadataAnswerSoon) {
+		until = time.Time{}
+	}
 	for {
 		changed := c.engine.Changed()
 		attached, rejected, err := c.checkAndPublish(ctx, disk, instanceID)
@@ -164,7 +167,7 @@ func (c rackController) plannedFullError(ctx context.Context, instanceID string,
 		}
 	}
 	return rpc.ResourceExhausted(
-		"%w: --max-disks is %d; unpublish another volume from that node first", full, c.maxDisks)
+		"%w: --max-disks is %d (racks from release 18 on take 12): take another volume from it first", full, c.maxDisks)
 }
 
 // publishAttached publishes a disk that is attached to the instance although the rack refused the attach. If the disk

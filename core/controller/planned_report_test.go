@@ -318,7 +318,7 @@ func TestPlannedReportOfAttachedVolume(t *testing.T) {
 	r.waitForReport(t, second, b, restart.ReasonUnderWay)
 	await.Eventually(t, "the other restart is over", func() bool {
 		for _, one := range r.reported(t, first) {
-			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "publish the volume again") {
+			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "repeat the request") {
 				t.Fatalf("reported %+v", one)
 			}
 		}

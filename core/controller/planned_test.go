@@ -411,7 +411,7 @@ func TestPlannedMoveRestartsBothNodes(t *testing.T) {
 		moving,
 		to,
 	); status.Code(err) != codes.FailedPrecondition ||
-		!strings.Contains(err.Error(), "unpublish the volume") {
+		!strings.Contains(err.Error(), "end its use there first") {
 		t.Errorf("a volume that is in use: %v", err)
 	}
 	r.Must(t, r.Unpublish(t, moving, from))
@@ -627,6 +627,19 @@ func TestPlannedPublishWaitsForTheRestart(t *testing.T) {
 	if got := r.publishedNodes(t, volume); !cmp.Equal(got, []string{node}) {
 		t.Errorf("published on %v", got)
 	}
+}
+
+// A command is told what the volume waits for, at once.
+func TestPlannedPublishAnswersACommandSoon(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.NextStart, o.Restarts.Wait = inAnHour, time.Hour })
+	id := r.Create(t, "v")
+	ctx, cancel := context.WithTimeout(withQuestion(t.Context(), rpc.MetadataAnswerSoon), time.Minute)
+	defer cancel()
+	_, err := r.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: id, NodeId: r.Node(t, "node-a"), VolumeCapability: coretest.MountWriter(),
+	})
+	coretest.WantCode(t, err, codes.FailedPrecondition, "[RestartPlanned]")
 }
 
 // A waiting publish ends when a restart by another controller ends.

@@ -199,7 +199,7 @@ func (c rackController) checkAttachable(ctx context.Context, disk rack.Disk) err
 		}
 		return rpc.Fault(
 			fault.AttachedElsewhere,
-			"disk %q (%s) is attached to instance %s(%s): unpublish the volume from that node first",
+			"disk %q (%s) is attached to instance %s(%s): end its use there first",
 			disk.Name,
 			disk.ID,
 			name,
@@ -303,7 +303,7 @@ func (c rackController) instanceFullError(
 	}
 	return rpc.Fault(
 		fault.InstanceFull,
-		"instance %s has %d disks, its boot disk included, and takes no more, because --max-disks is %d: unpublish another volume from that node first",
+		"instance %s has %d disks, its boot disk included, and takes no more, because --max-disks is %d (racks from release 18 on take 12): take another volume from it first",
 		instanceID,
 		len(disks),
 		c.maxDisks,

@@ -692,5 +692,5 @@ func TestTwoReplicasWithAMovedRequirement(t *testing.T) {
 	coretest.Must(t, <-late)
 	coretest.WantSame(t, m.racksWith(t, "v"), []string{"east", "west"})
 	coretest.Must(t, create(m.rig, "west"))
-	coretest.WantCode(t, create(m.rig, "east", "west"), codes.AlreadyExists, "east", "west", "delete the unused disk")
+	coretest.WantCode(t, create(m.rig, "east", "west"), codes.AlreadyExists, "east", "west", "ask who made each")
 }

@@ -5,6 +5,7 @@
 package controller
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,9 +27,9 @@ func chooseSize(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
 		return 0, rpc.OutOfRange(
-			"capacity_range: limit_bytes %d is less than the %d bytes of the volume_content_source",
-			limitBytes,
-			sourceBytes,
+			"capacity_range: at most %dGiB are asked for, and the volume_content_source has %dGiB: a copy is never smaller",
+			limitBytes/gib,
+			sourceBytes/gib,
 		)
 	}
 	if sourceBytes >= requiredBytes && sourceBytes > 0 {
@@ -63,4 +64,18 @@ func chooseSize(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 func sizeInRange(sizeBytes int64, capacity *csi.CapacityRange) bool {
 	limitBytes := capacity.GetLimitBytes()
 	return sizeBytes >= capacity.GetRequiredBytes() && (limitBytes == 0 || sizeBytes <= limitBytes)
+}
+
+// rangeText is a requested size for an error, in GiB.
+func rangeText(capacity *csi.CapacityRange) string {
+	least, most := (capacity.GetRequiredBytes()+gib-1)/gib, capacity.GetLimitBytes()/gib
+	switch {
+	case most == 0:
+		return fmt.Sprintf("%dGiB or more", least)
+	case least == 0:
+		return fmt.Sprintf("%dGiB or less", most)
+	case least == most:
+		return fmt.Sprintf("%dGiB", least)
+	}
+	return fmt.Sprintf("%dGiB to %dGiB", least, most)
 }

@@ -57,3 +57,18 @@ func TestChooseSize(t *testing.T) {
 		})
 	}
 }
+
+// An error about a size has GiB, and no limit that was not asked for.
+func TestRangeText(t *testing.T) {
+	for want, capacity := range map[string]*csi.CapacityRange{
+		"20GiB or more":  {RequiredBytes: 20 * gib},
+		"19GiB or more":  {RequiredBytes: 18*gib + 1},
+		"20GiB or less":  {LimitBytes: 20*gib + 5},
+		"20GiB":          {RequiredBytes: 19*gib + 1, LimitBytes: 20 * gib},
+		"20GiB to 30GiB": {RequiredBytes: 20 * gib, LimitBytes: 30 * gib},
+	} {
+		if got := rangeText(capacity); got != want {
+			t.Errorf("%v is %q, want %q", capacity, got, want)
+		}
+	}
+}

@@ -130,7 +130,7 @@ func (c rackController) findSnapshot(
 	switch {
 	case !ours || !owner.SameObject(want):
 		err = rpc.AlreadyExists(
-			"snapshot %q: %q (%s) exists in project %q with another description, %.80q: rename or delete it",
+			"snapshot %q: %q (%s) exists in project %q with another description, %.80q: use another name",
 			want.Name,
 			snapshot.Name,
 			snapshot.ID,
@@ -198,7 +198,7 @@ func (c rackController) waitForReadySnapshot(
 		return snapshot, err
 	case snapshot.State != rack.SnapshotReady:
 		return snapshot, failed(
-			"snapshot %q (%s) is in state %q and cannot be used: delete it on rack %q, or ask the operator of the rack",
+			"snapshot %q (%s) is in state %q and cannot be used: ask the operator of rack %q",
 			snapshot.Name,
 			snapshot.ID,
 			snapshot.State,

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
@@ -202,7 +203,7 @@ func (l *lister) between(ctx context.Context, d record.Replacement) (rack.Disk, 
 		VolumeID: d.Volume, Name: d.DiskName, Description: snapshot.Description, ProjectID: snapshot.ProjectID,
 		SizeBytes: snapshot.SizeBytes, CreatedBytes: described.CreatedBytes,
 		SnapshotID: described.SourceSnapshot, ImageID: described.SourceImage,
-		State: rack.Detached, Created: snapshot.Created,
+		State: rack.Detached, Created: snapshot.Created, VolumeCreated: time.Unix(described.CreatedAt, 0).UTC(),
 	}, nil
 }
 

@@ -85,7 +85,10 @@ func TestWordsArePermanent(t *testing.T) {
 func TestRows(t *testing.T) {
 	kubernetes := regexp.MustCompile("kubectl|Secret")
 	onlyKubernetes := []*fault.Row{fault.OtherDriver, fault.SnapshotNotReady}
-	onlyOrchestrators := append(onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet)
+	onlyOrchestrators := append(
+		onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet, fault.RunsWithoutDisk,
+		fault.RunsWithoutMount,
+	)
 	for _, row := range fault.Table {
 		if !regexp.MustCompile(`^[A-Z][A-Za-z]+$`).MatchString(row.Word) || row.Verdict == "" || row.Actor == "" ||
 			row.Next == "" || row.Why == "" {
@@ -94,6 +97,11 @@ func TestRows(t *testing.T) {
 		if row.Code != codes.OK && strings.Contains(row.OnHosts, "{") {
 			t.Errorf("%s: a command prints %q as it is", row.Word, row.OnHosts)
 		}
+		for _, next := range []string{row.Next, row.OnNomad, row.OnHosts} {
+			if advisesDeletion.MatchString(next) && !slices.Contains(deletionIsTheOnlyWay, row) {
+				t.Errorf("%s advises to delete data: %q", row.Word, next)
+			}
+		}
 		nomad, host := cmp.Or(row.OnNomad, row.Next), cmp.Or(row.OnHosts, row.Next)
 		if kubernetes.MatchString(nomad) && !slices.Contains(onlyKubernetes, row) ||
 			kubernetes.MatchString(host) && !slices.Contains(onlyOrchestrators, row) {
@@ -101,6 +109,15 @@ func TestRows(t *testing.T) {
 		}
 	}
 }
+
+// deletionIsTheOnlyWay are the faults whose next step may end with a deletion: of a claim that has no volume, of a
+// volume that its owner does not need, and of a foreign disk, with its owner's word.
+var (
+	deletionIsTheOnlyWay = []*fault.Row{
+		fault.OtherDriver, fault.AccessModeUnsupported, fault.DiskNotBlank, fault.NameTaken,
+	}
+	advisesDeletion = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
+)
 
 // withoutRow are the exported errors without a row, and the reasons.
 var withoutRow = map[string]string{
@@ -237,7 +254,7 @@ error without a word names what is wrong with the request. Words without a code 
 func errorsPage() string {
 	placeholders := strings.NewReplacer("{pod}", "pod -n NAMESPACE POD", "{volume}", "VOLUME", "{disk}", "DISK",
 		"{instance}", "INSTANCE", "{holder}", "INSTANCE", "{node}", "NODE", "{claim}", "CLAIM", "{namespace}", "NAMESPACE",
-		"{allocation}", "ALLOCATION")
+		"{allocation}", "ALLOCATION", "{blocker}", "VOLUME")
 	var page strings.Builder
 	page.WriteString(pageBegin)
 	rows := slices.Clone(fault.Table)

@@ -19,8 +19,8 @@ func row(r Row) *Row {
 	return &r
 }
 
-// The rows. Texts may hold the placeholders {volume}, {disk}, {instance}, {holder}, {node}, {claim}, {namespace}, {pod}
-// and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it is.
+// The rows. Texts may hold the placeholders {volume}, {disk}, {instance}, {holder}, {blocker}, {node}, {claim},
+// {namespace}, {pod} and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it is.
 var (
 	TokenRejected = row(Row{
 		Word: "TokenRejected", Code: codes.Unauthenticated, Link: "rack", Actor: Operator,
@@ -34,12 +34,14 @@ var (
 		Word: "ProjectUnusable", Code: codes.FailedPrecondition, Link: "rack", Actor: Operator,
 		Verdict: "the project of the settings does not exist, or the token's user has no role on it",
 		Next:    "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the user limited-collaborator on it",
+		OnHosts: "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
 		Why:     "A rack answers 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create answers UNAVAILABLE instead.",
 	})
 	RoleTooLow = row(Row{
 		Word: "RoleTooLow", Code: codes.PermissionDenied, Link: "rack", Actor: Operator,
 		Verdict: "the token's role allows to read, but not to change",
 		Next:    "have the silo's administrator give the token's user the role limited-collaborator on the project",
+		OnHosts: "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
 		Why:     "Disks can be listed, and nothing can be created, attached or deleted. A create answers UNAVAILABLE instead.",
 	})
 	OtherDriver = row(Row{
@@ -81,10 +83,19 @@ var (
 		OnNomad: "keep the volume and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below agrees, delete that disk alone",
 		Why:     "Another client created a disk of the same name in the moment in which the name was free. The data are on a snapshot.",
 	})
+	VolumeDiffers = row(Row{
+		Word: "VolumeDiffers", Code: codes.AlreadyExists, Link: "disk", Actor: Owner,
+		Verdict: "a disk has the name of volume {volume} already, and is not what is asked for",
+		Next:    "delete nothing: the message says what differs. Ask for what the disk is, or make a new claim, which gets a new name",
+		OnNomad: "delete nothing: the message says what differs. Ask for what the disk is, or give the volume another name",
+		OnHosts: "or ask for what it is; oxide-csi volume expand makes it larger",
+		Why:     "A volume's name leads to its disk, so that a repeated create finds it. The size is that with which the volume was made, also after it has grown.",
+	})
 	QuotaExhausted = row(Row{
 		Word: "QuotaExhausted", Code: codes.ResourceExhausted, Link: "disk", Actor: RackOperator,
 		Verdict: "the silo's quota, or the rack's space, is too small for the volume",
 		Next:    "ask the silo's administrator for more quota, or the rack's operator for space: the messages below say which is full",
+		OnHosts: "ask the silo's administrator for more quota, or the rack's operator for space",
 		Why:     "Disks and snapshots of all projects of the silo count. A clone needs its size once more for a moment. A provisioner tries another topology segment.",
 	})
 	DiskGone = row(Row{
@@ -111,19 +122,21 @@ var (
 		Word: "RestartRefused", Code: codes.FailedPrecondition, Link: "instance", Actor: Operator,
 		Verdict: "the node refuses the restart that volume {volume} waits for",
 		Next:    "oxide-csi volume show {volume} has the node's reason; when the reason is gone, the restart is tried again",
+		OnHosts: "when the node's reason is gone, the restart is tried again; oxide-csi volume attach with --wait waits for it",
 		Why:     "With --attach-mode=restart the node plugin shuts its guest down, and refuses where that would end pods for good.",
 	})
 	RestartNeeded = row(Row{
 		Word: "RestartNeeded", Code: codes.FailedPrecondition, Link: "instance", Actor: Operator,
 		Verdict: "volume {volume} waits for a restart of node {node}, and in mode plan the plugin restarts nothing",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
+		OnHosts: "shut the guest of that instance down, if all that runs there may end; oxide-csi volume attach with --wait and --node then attaches the disk",
 		Why:     "The rack attaches disks only while an instance is stopped. With `--attach-mode=restart` the plugin stops and starts it.",
 	})
 	RestartPlanned = row(Row{
 		Word: "RestartPlanned", Code: codes.FailedPrecondition, Link: "instance", Actor: Nobody,
 		Verdict: "volume {volume} waits for a planned restart of node {node}",
 		Next:    "oxide-csi volume show {volume} shows when it begins, and what it waits for",
-		OnHosts: "oxide-csi volume show shows when it begins; repeat the command",
+		OnHosts: "oxide-csi volume attach with --wait waits for it; without, repeat it at least every 10 minutes, or the request ends",
 		Why:     "The rack attaches disks only while an instance is stopped. One restart serves all volumes that wait for the node. Nomad retries only this code, for a day; Kubernetes' external-attacher retries every code.",
 	})
 	InstanceFull = row(Row{
@@ -131,7 +144,7 @@ var (
 		Verdict: "instance {instance} of node {node} has no room for another disk",
 		Next:    "kubectl cordon {node}, then kubectl delete {pod}: it starts on another node; then kubectl uncordon {node}",
 		OnNomad: "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another client; then -enable",
-		OnHosts: "attach the volume to another instance, or detach one from this",
+		OnHosts: "attach the volume to another instance, or detach one from this: oxide-csi volume list has them",
 		Why:     "The boot disk counts. Disks that were attached by hand count too. Racks of release 18 and later take `--max-disks=12`.",
 	})
 	SerialCollision = row(Row{
@@ -148,12 +161,34 @@ var (
 		Next:    "unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
 		Why:     "Its owner has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	})
+	RunsWithoutDisk = row(Row{
+		Word: "RunsWithoutDisk", Link: "disk", Actor: Operator,
+		Verdict: "a workload runs with volume {volume}, and its disk {disk} is not attached to the instance {instance} where it runs",
+		Next:    "let nothing else use the volume; kubectl delete {pod}: it starts again, and gets the disk. What it wrote since may be lost",
+		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one gets the disk. What it wrote since may be lost",
+		Why:     "The orchestrator takes the volume for attached, and the rack says otherwise: somebody detached the disk, or attached it to another instance. Reads and writes fail there.",
+	})
+	RunsWithoutMount = row(Row{
+		Word: "RunsWithoutMount", Link: "mount", Actor: Operator,
+		Verdict: "a workload runs with volume {volume} on node {node}, and nothing of its disk is mounted there",
+		Next:    "kubectl delete {pod}: it starts again, and the volume is mounted. What it wrote since is in no volume",
+		OnNomad: "nomad alloc stop {allocation}: the next one gets the volume mounted. What this one wrote since is in no volume",
+		Why:     "Somebody unmounted the volume by hand, or the node lost its mounts while the orchestrator takes the workload for running.",
+	})
+	NodesFull = row(Row{
+		Word: "NodesFull", Link: "workload", Actor: Operator,
+		Verdict: "every node that could run the workload of claim {claim} has as many disks as it may have",
+		Next:    "add a node, or end a pod with a volume; on racks from release 18 on set maxDisks to 12: docs/how-to/kubernetes.md#how-many-volumes-a-node-takes",
+		OnNomad: "add a client, or stop a job with a volume; racks from release 18 on take 12 disks (OXIDE_CSI_MAX_DISKS)",
+		OnHosts: "add an instance, or detach a volume",
+		Why:     "The scheduler places no more volumes on a node than its CSINode allows: exceed max volume count.",
+	})
 	RackHasNoHotplug = row(Row{
 		Word: "RackHasNoHotplug", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
 		Verdict: "this rack does not attach disks to a running instance, and node {node} runs",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		OnNomad: "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a controller on another client, and start it: docs/how-to/planned-restarts-nomad.md#stop-an-instance-yourself",
-		OnHosts: "attach the volume with --node from another host, and start the instance when oxide-csi volume show says attached",
+		OnHosts: "with --wait and --node, on another host, the command waits until the instance is stopped; then start it again",
 		Why:     "With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	})
 	ClaimsUnknown = row(Row{
@@ -177,7 +212,8 @@ var (
 	DetachUntimed = row(Row{
 		Word: "DetachUntimed", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
 		Verdict: "the disk of an unpublished volume is still attached to instance {holder}, and no time is set for its detach",
-		Next:    "if the volume of the message is mounted nowhere: oxide-csi volume detach VOLUME --node={holder} --unmounted, or stop that instance",
+		Next:    "if volume {blocker} is mounted nowhere: oxide-csi volume detach {blocker} --node={holder} --unmounted, or stop that instance",
+		OnHosts: "if the volume is mounted nowhere: oxide-csi volume detach with --node and --unmounted, or stop that instance",
 		Why:     "Either the volume had just come back to that instance, and the unpublish may have been an old one, or the rack detaches disks only while the instance is stopped.",
 	})
 	AttachedElsewhere = row(Row{
@@ -185,7 +221,7 @@ var (
 		Verdict: "disk {disk} is still attached to instance {holder}",
 		Next:    "kubectl get volumeattachment has the node; end the pod there that uses the volume, if it may end. If there is none, detach nothing and ask who attached it",
 		OnNomad: "nomad volume status has the allocation and its client: end it, if it may end. If the disk stays attached, or there is no such allocation: docs/how-to/troubleshooting-nomad.md#stuck",
-		OnHosts: "oxide-csi volume show has the node: oxide-csi volume unmount there, or oxide-csi volume detach",
+		OnHosts: "oxide-csi volume show has the node: oxide-csi volume unmount there, then oxide-csi volume detach",
 		Why:     "A disk is attached to one instance at a time. Kubernetes does not detach it from a node that is down until somebody acts: docs/how-to/drain-nodes.md.",
 	})
 	ControllerNotRunning = row(Row{
@@ -193,6 +229,13 @@ var (
 		Verdict: "no controller of the plugin is healthy, so nothing attaches volume {volume}",
 		Next:    "nomad job status -namespace=oxide-csi oxide-csi-controller; then nomad alloc logs -stderr of its allocation",
 		Why:     "Only a controller calls the rack. Volumes that are mounted already stay usable.",
+	})
+	ClaimHeld = row(Row{
+		Word: "ClaimHeld", Link: "attachment", Actor: Operator,
+		Verdict: "another allocation has claimed volume {volume}, and it has one writer at a time",
+		Next:    "the chain below has the allocation with the claim: end it, if it may end. A canary of a job with a volume never starts beside its predecessor",
+		OnNomad: "the chain below has the allocation with the claim: nomad alloc stop of it, if it may end; if no client runs it: docs/how-to/troubleshooting-nomad.md#stuck. A canary never starts beside its predecessor",
+		Why:     "Nomad gives a volume with one writer to one allocation. A claim that nomad operator snapshot restore has brought back does not end by itself.",
 	})
 	ClaimNotReleased = row(Row{
 		Word: "ClaimNotReleased", Link: "attachment", Actor: Operator,
@@ -316,6 +359,14 @@ var (
 		OnHosts: "oxide-csi doctor, on the controller's host, shows what can be reached; then the rack's operator",
 		Why:     "The rack answered with an error of its own. A create answers UNAVAILABLE instead, because a disk may exist.",
 	})
+	ClaimTerminating = row(Row{
+		Word: "ClaimTerminating", Link: "claim", Actor: Owner,
+		Verdict: "claim {claim} is being deleted, and something still holds it",
+		Next:    "kubectl describe pvc -n {namespace}: Used By has the pods that use it, Finalizers who else holds it; when these end, the claim goes. Remove no finalizer",
+		OnNomad: "end what uses the volume",
+		OnHosts: "end what uses the volume",
+		Why:     "Kubernetes deletes a claim only when no pod uses it, and when each finalizer was removed by who has set it. No new pod starts with it.",
+	})
 	NotStartedYet = row(Row{
 		Word: "NotStartedYet", Actor: Nobody,
 		Verdict: "nothing is wrong with volume {volume} as far as can be seen, and its workload has not started",
@@ -327,13 +378,14 @@ var (
 		Word: "NotFound", Code: codes.NotFound, Link: "disk", Actor: Operator,
 		Verdict: "the rack does not have what the message names",
 		Next:    "see the message; oxide-csi orphans lists volumes without a disk",
-		OnHosts: "list existing objects with \"oxide-csi volume list --all\" or \"oxide-csi snapshot list\"",
+		OnHosts: "oxide-csi volume list --all shows volumes and instances, oxide-csi snapshot list shows snapshots",
 		Why:     "The plugin answers so only after it has seen that the token has access to the project. Without a role every look-up answers 404.",
 	})
 	SizeUnsupported = row(Row{
 		Word: "SizeUnsupported", Code: codes.OutOfRange, Link: "claim", Actor: Owner,
 		Verdict: "the rack makes no disk of this size",
 		Next:    "ask for a size that the rack makes: docs/reference/limits.md",
+		OnHosts: "docs/reference/limits.md has the sizes that racks make",
 		Why:     "The code is final for a provisioner, and nothing was created.",
 	})
 	FormatNewer = row(Row{
@@ -408,10 +460,19 @@ var (
 		OnHosts: "correct the option: docs/reference/parameters.md, docs/reference/mount-flags.md",
 		Why:     "The plugin knows the options that can lose data or leave the container.",
 	})
+	AccessModeUnsupported = row(Row{
+		Word: "AccessModeUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,
+		Verdict: "the access mode lets several nodes use the volume at once, and a disk is attached to one instance at a time",
+		Next:    "delete the claim, which has no volume, and create it with ReadWriteOnce or ReadWriteOncePod",
+		OnNomad: "use single-node-writer, or single-node-reader-only",
+		OnHosts: "use a mode SINGLE_NODE_…",
+		Why:     "It is the rack's limit. What several nodes must share needs a file server on a volume, or buckets.",
+	})
 	FilesystemUnsupported = row(Row{
 		Word: "FilesystemUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,
 		Verdict: "the plugin does not support this filesystem",
 		Next:    "use ext4, ext3, xfs or btrfs: docs/reference/parameters.md",
+		OnHosts: "docs/reference/parameters.md has the filesystems",
 		Why:     "The kernel of a node may know others, which the plugin neither makes nor checks.",
 	})
 	FormatFailed = row(Row{
@@ -448,6 +509,7 @@ var (
 		Word: "MountInUse", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Operator,
 		Verdict: "a process still uses a mount of volume {volume}",
 		Next:    "end the process, or unmount the mount, that the message names",
+		OnHosts: "end the process, or unmount the mount, that the message names; with --wait the command waits for it",
 		Why:     "The kernel unmounts nothing that is in use.",
 	})
 	PathOccupied = row(Row{
@@ -466,6 +528,7 @@ var (
 		Word: "MappingInUse", Code: codes.FailedPrecondition, Link: "device", Actor: Operator,
 		Verdict: "a process, or a device built on it, uses the mapping of the encrypted volume {volume}",
 		Next:    "end the process, or the device, that the message names",
+		OnHosts: "end the process, or the device, that the message names; with --wait the command waits for it",
 		Why:     "The kernel closes no mapping that is in use.",
 	})
 	CryptsetupFailed = row(Row{

@@ -158,7 +158,7 @@ func (n *Service) NodeGetVolumeStats(
 	dev, err := n.devices.ByNumber(number)
 	if errors.Is(err, device.ErrNotFound) || entry.NodeRemoved() {
 		return nil, rpc.NotFound(
-			"volume %s at %s: its disk (device %s) has left this guest: unpublish and unstage the volume",
+			"volume %s at %s: its disk (device %s) has left this guest: unmount the volume",
 			id,
 			entry.Path,
 			number,

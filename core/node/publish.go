@@ -198,13 +198,13 @@ func (n *Service) checkPublished(
 			)
 		case same && entry.Block() != staged.Block():
 			return false, nil, rpc.AlreadyExists(
-				"volume %s is published at %s with the other access type: unpublish it first",
+				"volume %s is mounted at %s with the other access type: unmount it first",
 				p.volume.id,
 				p.target,
 			)
 		case same && entry.ReadOnly != p.readOnly:
 			return false, nil, rpc.AlreadyExists(
-				"volume %s is published at %s with read-only %t, not %t: unpublish it first",
+				"volume %s is mounted at %s with read-only %t, not %t: unmount it first",
 				p.volume.id,
 				p.target,
 				entry.ReadOnly,
@@ -230,7 +230,7 @@ func (n *Service) checkPublished(
 	}
 	if !published && !p.multipleTargets && len(others) > 0 {
 		return false, nil, rpc.FailedPrecondition(
-			"volume %s is already published at %s, and its access mode allows only one target: unpublish it there first",
+			"volume %s is already mounted at %s, and its access mode allows only one target: unmount it there first",
 			p.volume.id,
 			others[0].Path,
 		)

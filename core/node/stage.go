@@ -448,7 +448,7 @@ func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mo
 	}
 	if _, err := n.devices.ByNumber(number); err == nil && !entry.NodeRemoved() {
 		return rpc.FailedPrecondition(
-			"%s has a mount of another disk: %s: unstage or unpublish that volume first",
+			"%s has a mount of another disk: %s: unmount that volume first",
 			entry.Path,
 			entry,
 		)
@@ -457,7 +457,7 @@ func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mo
 	}
 	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
-			"%s has a mount of a disk that has left this guest, and %s has one too: unpublish that first",
+			"%s has a mount of a disk that has left this guest, and %s has one too: unmount that first",
 			entry.Path,
 			others[0].Path,
 		)
@@ -618,7 +618,7 @@ func bindVerified(dev device.Device, source, target string, readOnly bool) error
 		return nil
 	}
 	return rpc.Internal(
-		"%s was bound to %s, but the mount table does not show the mount with read-only %t: unpublish the volume and read the kernel's log",
+		"%s was bound to %s, but the mount table does not show the mount with read-only %t: unmount the volume and read the kernel's log",
 		dev,
 		target,
 		readOnly,

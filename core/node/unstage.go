@@ -317,10 +317,10 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 			continue
 		}
 		if len(staged) > 0 {
-			return rpc.FailedPrecondition("volume %s is still published at %s: unpublish it first", l.id, entry.Path)
+			return rpc.FailedPrecondition("volume %s is still mounted at %s: unmount it there first", l.id, entry.Path)
 		}
 		return rpc.FailedPrecondition(
-			"volume %s is still mounted at %s, not at the staging path of this request: unpublish or unstage it there",
+			"volume %s is still mounted at %s, not at the staging path of this request: unmount it there",
 			l.id,
 			entry.Path,
 		)
@@ -370,7 +370,7 @@ func (n *Service) unmountRemoved(
 ) error {
 	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
-			"the volume staged at %s is still published at %s: unpublish it first",
+			"the volume staged at %s is still mounted at %s: unmount it there first",
 			entry.Path,
 			others[0].Path,
 		)

@@ -47,6 +47,8 @@ type Description struct {
 	CreatedBytes   int64  `json:"size,omitempty"`
 	SourceSnapshot string `json:"src,omitempty"`
 	SourceImage    string `json:"img,omitempty"`
+	// CreatedAt is when the first disk was made, in seconds since 1970 by the rack's clock. Older versions left it out.
+	CreatedAt int64 `json:"made,omitempty"`
 	// Name is the name of the volume or snapshot, for people. It may be cut.
 	Name string `json:"name,omitempty"`
 	// PVC is namespace/name of the claim, for people. It may be cut or left out.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
@@ -202,6 +203,7 @@ func TestSuccessorDescriptionFits(t *testing.T) {
 	disk := Disk{
 		VolumeID: uuid.NewString(), ID: DiskID(uuid.NewString()), Description: old.Encode(),
 		SizeBytes: 1023 << 30, CreatedBytes: 1022 << 30, SnapshotID: uuid.NewString(),
+		VolumeCreated: time.Unix(1767225600, 0),
 	}
 	text := SuccessorDescription(disk).Encode()
 	got, ours := ParseDescription(text)
@@ -209,7 +211,7 @@ func TestSuccessorDescriptionFits(t *testing.T) {
 		t.Fatalf("%d bytes, ours %t: %s", len(text), ours, text)
 	}
 	if got.Volume != disk.VolumeID || got.CreatedBytes != disk.CreatedBytes || got.SourceSnapshot != disk.SnapshotID ||
-		!got.Clone || !got.RawBlock || got.LUKS != 2 {
+		got.CreatedAt != 1767225600 || !got.Clone || !got.RawBlock || got.LUKS != 2 {
 		t.Errorf("the description has lost a field: %+v", got)
 	}
 	if n := len(got.Lineage); n < 2 || n > len(lineage) || got.Lineage[0] != lineage[0] ||

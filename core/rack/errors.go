@@ -110,7 +110,8 @@ func translate(ctx context.Context, err error, doing string, args ...any) error 
 	case message == "":
 		message = "no reason given"
 	}
-	err = fmt.Errorf("%s: %w: %s (HTTP %d)", doing, kind, sanitize(message), status)
+	message = strings.TrimPrefix(sanitize(message), kind.Error()+": ") // a rack begins with the same words
+	err = fmt.Errorf("%s: %w: %s (HTTP %d)", doing, kind, message, status)
 	return rpc.WithRackRequestID(err, sanitize(requestID))
 }
 

@@ -18,10 +18,11 @@ import (
 func TestDescriptionOfAGrownDiskIsPermanent(t *testing.T) {
 	const golden = `{"v":1,"cluster":"prod","h":"hadXYxBumU1IfW7T1FB5VxzyqehYoa/nBPnd+23WuO0=","raw":true,"luks":2,` +
 		`"vol":"0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11","size":1073741824,"src":"5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50",` +
-		`"img":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","name":"postgres"}`
+		`"img":"6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d","made":1767225600,"name":"postgres"}`
 	d := NewDescription("prod", "postgres", "")
 	d.RawBlock, d.LUKS, d.Volume, d.CreatedBytes = true, 2, "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11", 1<<30
 	d.SourceSnapshot, d.SourceImage = "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50", "6f1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d"
+	d.CreatedAt = 1767225600
 	if got := d.Encode(); got != golden {
 		t.Errorf("got\n%s, want\n%s", got, golden)
 	}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -35,7 +36,7 @@ const maxGrown = 20_000
 
 // asVolume gives a disk the ID of its volume, and the size and the source that the volume's first disk had.
 func asVolume(d Disk) Disk {
-	d.CreatedBytes = d.SizeBytes
+	d.CreatedBytes, d.VolumeCreated = d.SizeBytes, d.Created
 	if !strings.Contains(d.Description, `"vol":`) { // saves the parsing of most descriptions in long lists
 		return d
 	}
@@ -46,6 +47,9 @@ func asVolume(d Disk) Disk {
 	}
 	d.VolumeID, d.CreatedBytes = volume, described.CreatedBytes
 	d.SnapshotID, d.ImageID = described.SourceSnapshot, described.SourceImage
+	if described.CreatedAt > 0 {
+		d.VolumeCreated = time.Unix(described.CreatedAt, 0).UTC()
+	}
 	return d
 }
 
@@ -171,6 +175,7 @@ func SuccessorDescription(old Disk) Description {
 	d, _ := ParseDescription(old.Description)
 	d.Volume, d.CreatedBytes = old.VolumeID, old.CreatedBytes
 	d.SourceSnapshot, d.SourceImage = old.SnapshotID, old.ImageID
+	d.CreatedAt = max(0, old.VolumeCreated.Unix())
 	short := func() bool {
 		bare := d
 		bare.Name, bare.PVC = "", ""

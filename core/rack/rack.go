@@ -177,8 +177,9 @@ type Disk struct {
 	// SnapshotID or ImageID is the source of the volume's first disk. Both are empty for a disk that was created blank.
 	SnapshotID string
 	ImageID    string
-	// Created is by the rack's clock.
-	Created time.Time
+	// Created and VolumeCreated are by the rack's clock: of this disk, and of the volume's first disk.
+	Created       time.Time
+	VolumeCreated time.Time
 }
 
 // CheckKnown returns [ErrUnknown] for a disk that can only be shown.

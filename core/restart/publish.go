@@ -134,7 +134,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if records.deferred.Detaching(disk.VolumeID) {
 		return rack.Disk{}, fmt.Errorf(
-			"the disk of volume %s is being detached from instance %s, publish the volume again: %w",
+			"the disk of volume %s is being detached from instance %s, repeat the request: %w",
 			disk.VolumeID,
 			disk.InstanceID,
 			ErrPlanned,
@@ -146,7 +146,7 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if now.InstanceID != disk.InstanceID {
 		return rack.Disk{}, fmt.Errorf(
-			"the disk of volume %s was just detached from instance %s, publish the volume again: %w",
+			"the disk of volume %s was just detached from instance %s, repeat the request: %w",
 			disk.VolumeID,
 			disk.InstanceID,
 			ErrPlanned,

@@ -140,7 +140,7 @@ func (e *Engine) addWaitingForSlot(statuses restartStatuses, due []attachRequest
 }
 
 // attachedNotPublished is the problem of a disk that a restart attached and whose publish was not repeated yet.
-const attachedNotPublished = "the disk is attached now: publish the volume again"
+const attachedNotPublished = "the disk is attached now: repeat the request"
 
 // otherInstanceFirst is the status text of an instance that waits for a disk of another instance.
 const otherInstanceFirst = "another instance, which still has the disk, restarts first"

@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 )
 
@@ -98,7 +99,8 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 	default:
-		return InvalidArgument(
+		return Fault(
+			fault.AccessModeUnsupported,
 			"access_mode %s is not supported, because a rack attaches a disk to one instance at a time: use a single-node mode",
 			mode,
 		)
@@ -114,7 +116,12 @@ func CheckSupported(capability *csi.VolumeCapability) error {
 		)
 	}
 	if fsType := capability.GetMount().GetFsType(); !filesystem.Supported(fsType) {
-		return InvalidArgument("fs_type %q is not supported: use one of %s", fsType, strings.Join(filesystem.Types(), ", "))
+		return Fault(
+			fault.FilesystemUnsupported,
+			"fs_type %q is not supported: use one of %s",
+			fsType,
+			strings.Join(filesystem.Types(), ", "),
+		)
 	}
 	return filesystem.CheckMountFlags(capability.GetMount().GetFsType(), capability.GetMount().GetMountFlags())
 }

@@ -42,6 +42,10 @@ const (
 	MetadataNodeNames    = "oxide-csi-node-names-bin"
 )
 
+// MetadataAnswerSoon is a key of gRPC metadata of ControllerPublishVolume. With it, and any value, the commands of
+// oxide-csi ask for the reason why a volume waits for a restart, instead of waiting in the call (--restart-wait).
+const MetadataAnswerSoon = "oxide-csi-answer-soon"
+
 // Keys of gRPC metadata of ControllerUnpublishVolume. With MetadataDetachNow, and any value, the command oxide-csi
 // volume detach asks for the detach at once, without the grace period. The controller sets MetadataDeferred in its
 // answer if the disk is detached later, to one of the values Deferred….

@@ -248,7 +248,12 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 		return "", err
 	}
 	t.trace.Claim = key
-	t.step("claim", "PersistentVolumeClaim "+key, c.Status.Phase, c.CreationTimestamp.Time)
+	state := c.Status.Phase
+	if c.DeletionTimestamp != nil {
+		state = "Terminating, held by " + strings.Join(c.Finalizers, ", ")
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Terminating)
+	}
+	t.step("claim", "PersistentVolumeClaim "+key, state, c.CreationTimestamp.Time)
 	if c.grows() {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.ExpansionPending)
 	}

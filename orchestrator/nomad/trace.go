@@ -129,6 +129,12 @@ func (t *tracer) find(ctx context.Context, s orchestrator.Subject) (volumeStub, 
 	}
 	asked := cmp.Or(s.VolumeID, s.Claim, s.Name)
 	switch {
+	case len(found) == 1 && s.Workload != "":
+		job, err := t.allocation(ctx, s.Workload)
+		if err != nil || job == nil {
+			return found[0], nil, err
+		}
+		return found[0], &job.allocationStub, nil
 	case len(found) == 1:
 		return found[0], nil, nil
 	case len(found) > 1:
@@ -143,10 +149,17 @@ func (t *tracer) find(ctx context.Context, s orchestrator.Subject) (volumeStub, 
 	}
 	for _, v := range volumes {
 		if v.Namespace == job.Namespace && slices.Contains(job.sources(), v.ID) {
-			return v, &job.allocationStub, nil
+			found = append(found, v)
 		}
 	}
-	return volumeStub{}, nil, notThere("a volume of this plugin of " + job.label())
+	if len(found) == 0 {
+		return volumeStub{}, nil, notThere("a volume of this plugin of " + job.label())
+	}
+	for _, v := range found[1:] {
+		other := orchestrator.Subject{Claim: v.Namespace + "/" + v.ID, Workload: job.ID}
+		t.trace.Others = append(t.trace.Others, other)
+	}
+	return found[0], &job.allocationStub, nil
 }
 
 // allocationID matches the beginning of an allocation's ID.
@@ -215,11 +228,15 @@ func (v volumeInfo) user() *allocationStub {
 
 // claims adds the claims of a volume. One of an allocation that has ended keeps others from the volume.
 func (t *tracer) claims(v volumeInfo, used *allocationStub) {
+	waits := used != nil && used.ClientStatus == "pending" &&
+		!slices.ContainsFunc(v.Allocations, func(a allocationStub) bool { return a.ID == used.ID })
 	for _, a := range v.Allocations {
 		t.step("attachment", "claim of "+a.label(), a.ClientStatus+" on client "+cmp.Or(a.NodeName, a.NodeID), a.created())
 		switch {
 		case a.ended() && !slices.Contains(t.trace.Conditions, orchestrator.ClaimOfEnded):
 			t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimOfEnded)
+		case !a.ended() && waits && !slices.Contains(t.trace.Conditions, orchestrator.ClaimOfAnother):
+			t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimOfAnother)
 		case used != nil && a.ID == used.ID && a.ClientStatus == "running":
 			t.trace.Conditions = append(t.trace.Conditions, orchestrator.Attached)
 		}
@@ -304,21 +321,44 @@ func (t *tracer) workload(ctx context.Context, a allocationStub, plugin pluginIn
 // logAttribute matches an attribute of a line in the plugin's text log.
 var logAttribute = regexp.MustCompile(`(\w+)=("(?:[^"\\]|\\.)*"|\S+)`)
 
-// lastError is the error of the last call for a volume in a log, or empty if that call succeeded.
+// curedBy are the calls that a workload needs, with those that leave nothing of their errors. Others, such as that of a
+// snapshot, say nothing about a workload.
+var curedBy = map[string][]string{
+	"ControllerPublishVolume":   {"ControllerPublishVolume", "ControllerUnpublishVolume"},
+	"ControllerUnpublishVolume": {"ControllerPublishVolume", "ControllerUnpublishVolume"},
+	"NodeStageVolume":           {"NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume"},
+	"NodeUnstageVolume":         {"NodeStageVolume", "NodeUnstageVolume"},
+	"NodePublishVolume":         {"NodePublishVolume", "NodeUnpublishVolume"},
+	"NodeUnpublishVolume":       {"NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"},
+}
+
+// lastError is the last error of a call for a volume in a log that no later call has cured, or empty.
 func lastError(log, volumeID string) (text string, last time.Time) {
+	failed := map[string]string{}
+	at := map[string]time.Time{}
 	for line := range strings.Lines(log) {
 		if volumeID == "" || !strings.Contains(line, volumeID) {
 			continue
 		}
 		attributes := parseLine(line)
-		if attributes["msg"] != "answered" {
+		method := attributes["method"]
+		if attributes["msg"] != "answered" || curedBy[method] == nil {
 			continue
 		}
-		text = ""
-		if attributes["error"] != "" {
-			text = attributes["method"] + ": " + attributes["error"]
+		for earlier, cures := range curedBy {
+			if slices.Contains(cures, method) {
+				delete(failed, earlier)
+			}
 		}
-		last, _ = time.Parse(time.RFC3339Nano, attributes["time"]) // an answer without a time counts as too old
+		if attributes["error"] != "" {
+			failed[method] = method + ": " + attributes["error"]
+			at[method], _ = time.Parse(time.RFC3339Nano, attributes["time"]) // one without a time counts as too old
+		}
+	}
+	for method, why := range failed {
+		if text == "" || at[method].After(last) {
+			text, last = why, at[method]
+		}
 	}
 	return text, last
 }

@@ -219,8 +219,13 @@ func TestTraceConditions(t *testing.T) {
 		}, nil, 2},
 		"answered since": {func(a answers) {
 			log := "/v1/client/fs/logs/" + allocOurs
-			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"answered","volume_id":"` + idB + `","code":"OK"}`
+			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"answered","method":"ControllerPublishVolume","volume_id":"` + idB + `","code":"OK"}`
 		}, nil, 0},
+		"a snapshot was made since": {func(a answers) {
+			log := "/v1/client/fs/logs/" + allocOurs
+			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"answered","method":"CreateSnapshot","volume_id":"` +
+				idB + `","code":"OK"}`
+		}, nil, 1},
 		"said about an earlier allocation": {func(a answers) {
 			later := stub(allocWaits, "client-1", "pending")
 			later["CreateTime"] = 1777322000000000000
@@ -239,6 +244,29 @@ func TestTraceConditions(t *testing.T) {
 				t.Errorf("-want +got:\n%s\n%+v", diff, got)
 			}
 		})
+	}
+}
+
+// An allocation that waits while another one has the claim, such as a canary. All volumes of an allocation are followed.
+func TestTraceOfACanary(t *testing.T) {
+	a := waiting()
+	a.at("/v1/volume/csi/data")["Allocations"] = []object{stub(allocEnded, "client-2", "running")}
+	a["/v1/volumes"] = append(a["/v1/volumes"].([]object), object{
+		"ID": "logs", "Namespace": "shop", "ExternalID": "more", "Provider": "csi.oxide.computer",
+	})
+	groups := a.at("/v1/allocation/" + allocWaits)["Job"].(object)["TaskGroups"].([]object)
+	groups[1]["Volumes"].(object)["w"] = object{"Type": "csi", "Source": "logs"}
+	options, _ := serveNomad(t, a)
+	got, err := nomad.NewOperator(options).Trace(t.Context(), orchestrator.Subject{VolumeID: allocWaits})
+	others := []orchestrator.Subject{{Claim: "shop/logs", Workload: allocWaits}}
+	if err != nil || !slices.Equal(got.Conditions, []orchestrator.TraceCondition{orchestrator.ClaimOfAnother}) ||
+		!slices.Equal(got.Others, others) || !strings.HasPrefix(got.Workload, "allocation 5a7d9b11") {
+		t.Errorf("%+v, %v", got, err)
+	}
+	again := orchestrator.Subject{Claim: "shop/data", Workload: allocWaits}
+	got, err = nomad.NewOperator(options).Trace(t.Context(), again)
+	if err != nil || !strings.HasPrefix(got.Workload, "allocation 5a7d9b11") {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 

@@ -143,6 +143,10 @@ func (s *server) examples(t *testing.T) {
 	paths := map[string]string{
 		"PersistentVolume":      "/api/v1/persistentvolumes",
 		"PersistentVolumeClaim": "/api/v1/namespaces/default/persistentvolumeclaims",
+		"Pod":                   "/api/v1/namespaces/default/pods",
+		"Secret":                "/api/v1/namespaces/default/secrets",
+		"StorageClass":          "/apis/storage.k8s.io/v1/storageclasses",
+		"VolumeSnapshot":        "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots",
 		"Service":               "/api/v1/namespaces/default/services",
 		"StatefulSet":           "/apis/apps/v1/namespaces/default/statefulsets",
 	}
@@ -159,7 +163,7 @@ func (s *server) examples(t *testing.T) {
 			shown++
 		}
 	}
-	if shown < 4 {
+	if shown < 15 {
 		t.Errorf("the examples have only %d objects", shown)
 	}
 }
