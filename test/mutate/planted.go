@@ -906,6 +906,14 @@ var planted = []bug{
 		test:     "TestMountAtAFolderOfTheSystem",
 	},
 	{
+		name:     "mount: a filesystem that this kernel cannot mount is made",
+		file:     "core/filesystem/kernel.go",
+		original: "\t\tif slices.Contains(words, need.feature) || slices.Contains(words, need.feature+\"=1\") {",
+		planted:  "\t\tif false && slices.Contains(words, need.feature) {",
+		pkg:      "core/filesystem",
+		test:     "TestKernelLacks",
+	},
+	{
 		name:     "mount: what covers a copy of the mount is made read-only instead of it",
 		file:     "core/mount/free.go",
 		original: "\tif !strings.Contains(string(info), fmt.Sprintf(",
