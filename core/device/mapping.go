@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/uuid"
 )
@@ -48,11 +49,26 @@ func (d Device) LUKSHeader() (headerUUID, label string, err error) {
 // the plugin's process.
 const mappingPrefix = "oxide-csi-"
 
-// MappingName returns the name of the device-mapper device through which a volume's encrypted disk is used. sequence is
-// that of the disk, see [Device.Sequence]: a disk that comes back has another one, while something may still have the
-// mapping of its former attachment open.
-func MappingName(volume uuid.UUID, sequence uint64) string {
-	return MappingPrefix(volume) + strconv.FormatUint(sequence, 10)
+// MappingName returns the name of the device-mapper device through which a volume's encrypted disk is used. A disk that
+// comes back has another attachment, see [Roots.Attachment], while something may still have the mapping of its former
+// one open.
+func MappingName(volume uuid.UUID, attachment string) string {
+	return MappingPrefix(volume) + attachment
+}
+
+// Attachment returns a number that a disk has from its attachment until it leaves the guest, and no other disk has: the
+// kernel's sequence number. Linux before 5.15 has none. There it is the inode of the disk's folder in sysfs, which the
+// kernel counts upwards.
+func (r Roots) Attachment(kernelName string) (string, error) {
+	sequence, err := r.attribute(kernelName, "diskseq")
+	if err == nil {
+		return sequence, nil
+	}
+	info, err := os.Stat(r.sys("block", kernelName))
+	if err != nil {
+		return "", err
+	}
+	return strconv.FormatUint(info.Sys().(*syscall.Stat_t).Ino, 10), nil
 }
 
 // MappingPrefix returns the beginning of the names of a volume's mappings.
@@ -139,11 +155,8 @@ func (r Roots) mapping(kernelName string) (m Mapping, err error) {
 	if len(slaves) == 1 {
 		below := kernelName + "/slaves/" + filepath.Base(slaves[0])
 		number, err := r.number(below)
-		sequence, none := r.attribute(below, "diskseq")
-		if none != nil {
-			sequence = "0" // before Linux 5.15
-		}
-		if err == nil && strings.HasSuffix(m.DMName, "-"+sequence) {
+		attachment, gone := r.Attachment(below)
+		if err == nil && gone == nil && strings.HasSuffix(m.DMName, "-"+attachment) {
 			m.Below = number
 		}
 	}

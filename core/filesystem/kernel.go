@@ -6,6 +6,7 @@ package filesystem
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +36,21 @@ var kernelNeeds = []kernelNeed{
 	{"metadir", "xfs", 218, 0x01, 6, 13, ""},
 	{"a checksum other than crc32c", "btrfs", 0xc4, 0x03, 5, 5, ""},
 	{"block-group-tree", "btrfs", 0xb4, 0x08, 6, 1, ""},
+}
+
+// KernelLacksOption is [KernelLacks] for a filesystem that mkfs would make with these arguments.
+func KernelLacksOption(fsType string, args []string, release string) string {
+	words := strings.FieldsFunc(strings.Join(args, " "), func(r rune) bool { return r == ' ' || r == ',' })
+	super := make([]byte, 1024)
+	for _, need := range kernelNeeds {
+		if slices.Contains(words, need.feature) || slices.Contains(words, need.feature+"=1") {
+			super[need.at] |= need.bit
+		}
+	}
+	if i := slices.Index(words, "--csum"); i >= 0 && words[i+1] != "crc32c" {
+		super[0xc4] = 1
+	}
+	return KernelLacks(fsType, super, release)
 }
 
 // KernelLacks says which feature of a filesystem the kernel with this release, such as "5.10.0-35-amd64", lacks or may

@@ -34,6 +34,21 @@ func TestKernelLacks(t *testing.T) {
 			t.Errorf("%s, byte %#x %#x, Linux %s: %q, want %q", tc.fsType, tc.at, tc.bit, tc.release, got, tc.want)
 		}
 	}
+	for _, tc := range []struct{ fsType, options, release, want string }{
+		{"xfs", "-i size=512,nrext64=1", "5.10.0", "nrext64 needs Linux 5.19"}, {"xfs", "-i nrext64=0", "5.10.0", ""},
+		{"xfs", "-i nrext64=1", "5.19.0", ""}, {"ext4", "-O 64bit,orphan_file", "5.10.0", "orphan_file needs Linux 5.15"},
+		{"ext4", "-O ^orphan_file", "5.10.0", ""}, {"btrfs", "--csum xxhash", "5.4.0", "needs Linux 5.5"},
+		{"btrfs", "--csum=crc32c", "5.4.0", ""}, {"", "", "5.4.0", ""},
+	} {
+		args, err := ParseMkfsOptions(tc.fsType, tc.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := KernelLacksOption(tc.fsType, args, tc.release)
+		if !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("%s %s, Linux %s: %q, want %q", tc.fsType, tc.options, tc.release, got, tc.want)
+		}
+	}
 	if got := KernelLacks("xfs", nil, "5.4"); got != "" {
 		t.Errorf("no superblock: %q", got)
 	}

@@ -42,7 +42,7 @@
 //
 // The end of a request does not end cryptsetup open: killed between its steps it would leave a mapping without a table.
 // One that a killed container leaves is removed before the next open. A mapping's name has the volume's ID and the
-// disk's sequence number, so a disk can come back while a copy of a mount keeps the mapping of its former attachment. A
+// disk's attachment, so a disk can come back while a copy of a mount keeps the mapping of its former attachment. A
 // mapping that a killed plugin left is opened anew, so that the options of the new request count. A stage keeps its
 // mapping open: the kernel cannot give its number to another.
 //

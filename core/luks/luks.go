@@ -273,7 +273,13 @@ func (t Tool) Open(
 	if err != nil {
 		return device.Mapping{}, err
 	}
-	name := device.MappingName(volume, sequence)
+	attachment := strconv.FormatUint(sequence, 10)
+	if sequence == 0 {
+		if attachment, err = t.Devices.Attachment(dev.Name); err != nil {
+			return device.Mapping{}, err
+		}
+	}
+	name := device.MappingName(volume, attachment)
 	// A killed cryptsetup can leave a mapping without a table. So both programs outlive the request.
 	outliving, cancel := context.WithTimeout(context.WithoutCancel(ctx), openTimeout)
 	defer cancel()

@@ -357,7 +357,7 @@ func TestOpenWithoutDeviceMapper(t *testing.T) {
 		wantErr(t, err, luks.ErrCryptsetup) // the simulated guest's /sys does not show the mapping
 		sequence, err := r.dev.Sequence()
 		must(t, err)
-		mapping := device.Mapping{DMName: device.MappingName(volumeID, sequence)}
+		mapping := device.Mapping{DMName: device.MappingName(volumeID, strconv.FormatUint(sequence, 10))}
 		mapping.SizeBytes = sizeBytes
 		must(t, r.tool.Close(r.ctx, mapping, false))
 	} else {

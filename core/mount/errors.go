@@ -14,7 +14,8 @@ var (
 	ErrFormat = fault.FormatFailed.New("making the filesystem failed")
 	// ErrMount means that the kernel or mount(8) refused a mount.
 	ErrMount = fault.MountFailed.New("mounting failed")
-	// ErrKernel means that the kernel refused a mount, and lacks a feature of the filesystem.
+	// ErrKernel means that the kernel lacks a feature of the filesystem, and that it refused the mount, or that nothing
+	// was formatted.
 	ErrKernel = fault.KernelTooOld.New("the kernel cannot mount this filesystem")
 	// ErrDamaged means that a filesystem is damaged, and that an operator must decide what to do.
 	ErrDamaged = fault.FilesystemUnclean.New("filesystem is damaged")

@@ -76,8 +76,8 @@ type record struct {
 }
 
 // Format makes a filesystem on a disk that was proved blank, and verifies it. No other code calls mkfs. Format returns
-// how long mkfs ran. The errors are [ErrFormat], [filesystem.ErrOption], [statefile.ErrFolder], [hostexec.ErrMissing]
-// and those of [device.Blank.Format].
+// how long mkfs ran. The errors are [ErrFormat], [ErrKernel], [filesystem.ErrOption], [statefile.ErrFolder],
+// [hostexec.ErrMissing] and those of [device.Blank.Format].
 // After each of them the caller may repeat the call with a new proof. If ctx ends, mkfs still runs to its end, for at
 // most 15 min.
 func (f Formatter) Format(
@@ -89,6 +89,9 @@ func (f Formatter) Format(
 	name, args, err := mkfs(want, fsUUID.String())
 	if err != nil {
 		return 0, err
+	}
+	if lacks := filesystem.KernelLacksOption(want.Type, want.MkfsOptions, kernelRelease()); lacks != "" {
+		return 0, fmt.Errorf("%w: mkfs options for %s: %s", ErrKernel, want.Type, lacks)
 	}
 	features, err := knownFeatures(ctx, want)
 	if err != nil {

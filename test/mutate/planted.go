@@ -898,6 +898,14 @@ var planted = []bug{
 		test:     "TestMountAtAFolderOfTheSystem",
 	},
 	{
+		name:     "mount: a filesystem that this kernel cannot mount is made",
+		file:     "core/filesystem/kernel.go",
+		original: "\t\tif slices.Contains(words, need.feature) || slices.Contains(words, need.feature+\"=1\") {",
+		planted:  "\t\tif false && slices.Contains(words, need.feature) {",
+		pkg:      "core/filesystem",
+		test:     "TestKernelLacks",
+	},
+	{
 		name:     "mount: an unmounted ext is grown even if that moves its data",
 		file:     "core/mount/grow.go",
 		original: "\tif err != nil || !moves {",

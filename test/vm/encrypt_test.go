@@ -68,6 +68,7 @@ func TestEncrypted(t *testing.T) {
 	t.Run("raw block, then a filesystem", func(t *testing.T) { testEncryptedRawThenFilesystem(t, p) })
 	t.Run("unfinished mapping", func(t *testing.T) { testUnfinishedMapping(t, p) })
 	t.Run("copy of a removed disk", func(t *testing.T) { testMappingOfRemovedDisk(t, p) })
+	t.Run("torn header", func(t *testing.T) { testTornHeader(t, p) })
 	t.Run("restored header", func(t *testing.T) { testRestoredHeader(t, p) })
 	t.Run("opener of the disk below", func(t *testing.T) { testOpenerBelow(t, p) })
 	t.Run("killed plugin", func(t *testing.T) { testMappingOfKilledPlugin(t, p) })
@@ -482,11 +483,8 @@ func testUnfinishedMapping(t *testing.T, p *plugin) {
 	data := p.write(t, v)
 	p.leave(t, v)
 	folder := m.sysfs(t, v)
-	sequence, err := strconv.ParseUint(strings.TrimSpace(m.sh(t, "cat %s/diskseq", folder)), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := device.MappingName(uuid.MustParse(v.id), sequence)
+	attachment := m.sh(t, "cat %[1]s/diskseq 2>/dev/null || stat -L -c %%i %[1]s", folder) // as [device.Roots.Attachment]
+	name := device.MappingName(uuid.MustParse(v.id), strings.TrimSpace(attachment))
 	create := func() { m.sh(t, "DM_DISABLE_UDEV=1 dmsetup create --notable --uuid CRYPT-LUKS2-x %s", name) }
 	load := func() {
 		m.sh(t, "DM_DISABLE_UDEV=1 dmsetup load %s --table '0 8 linear /dev/%s 40000'", name, path.Base(folder))
@@ -524,6 +522,31 @@ func testMappingOfRemovedDisk(t *testing.T, p *plugin) {
 	m.await(t, time.Minute, "the old mapping to close", func() bool {
 		return strings.TrimSpace(m.sh(t, "ls -d /sys/block/dm-* 2>/dev/null; true")) == ""
 	})
+}
+
+// testTornHeader: a damaged copy of the header is mended from the other one when the disk is opened.
+func testTornHeader(t *testing.T, p *plugin) {
+	m := p.machine
+	v := p.plugEncrypted(t, "ext4")
+	p.stageAndPublish(t, v)
+	data := p.write(t, v)
+	p.leave(t, v)
+	node := "/dev/" + path.Base(m.sysfs(t, v))
+	text := func(block int) string { // of a copy that begins at this block of 4 KiB
+		return m.sh(t, "dd if=%s iflag=direct bs=4096 skip=%d count=3 status=none | sha256sum", node, block+1)
+	}
+	for _, block := range []int{0, 4} {
+		m.sh(t, "dd if=/dev/zero of=%s oflag=direct bs=4096 seek=%d count=1 status=none", node, block+1)
+		p.stageAndPublish(t, v)
+		p.check(t, v, data)
+		p.leave(t, v)
+		if text(0) != text(4) {
+			t.Errorf("the copies of the header differ after the one at block %d was torn", block)
+		}
+	}
+	if log := m.text(t, m.pluginLog); strings.Count(log, "mended the header") != 2 {
+		t.Error("the log does not say twice that the header was mended")
+	}
 }
 
 // testRestoredHeader: a header from before the first use says that nothing was ever written. The data shows otherwise,

@@ -65,6 +65,7 @@ func TestGuest(t *testing.T) {
 		t.Run("return to a dead mount/"+string(kind), func(t *testing.T) { testReturn(t, p, kind) })
 	}
 	t.Run("quotas", func(t *testing.T) { testQuotas(t, p) })
+	t.Run("kernel too old", func(t *testing.T) { testKernelTooOld(t, p) })
 	t.Run("raw block of a reused device number", func(t *testing.T) { testReusedNumber(t, p) })
 	t.Run("same serial hot", func(t *testing.T) { testHotTwin(t, p) })
 	t.Run("same serial both shown", func(t *testing.T) { testShownTwin(t, p) })
@@ -460,6 +461,37 @@ func testQuotas(t *testing.T, p *plugin) {
 		mounted(t, v, flag)
 	}
 	m.unplug(t, firstFree)
+}
+
+// testKernelTooOld: a feature that the kernel lacks is named, before mkfs and at the mount. With a newer kernel the
+// volume works.
+func testKernelTooOld(t *testing.T, p *plugin) {
+	m := p.machine
+	asked := filesystemVolume(newVolumeDisk(t, "asked"), "xfs")
+	asked.mkfsOptions = "-i nrext64=1"
+	found := filesystemVolume(newVolumeDisk(t, "found"), "xfs")
+	if _, err := command("mkfs.xfs", "-q", "-i", "nrext64=1", found.disk.file); err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(m.sh(t, "uname -r"), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []*volume{asked, found} {
+		m.plug(t, firstFree, v.disk)
+		before := v.sum(t)
+		err := p.stage(t, v)
+		if major > 5 || minor >= 19 {
+			succeed(t, err)
+			succeed(t, p.unstage(t, v))
+		} else {
+			fail(t, err, codes.FailedPrecondition)
+			if !strings.Contains(err.Error(), "nrext64 needs Linux 5.19") || v.sum(t) != before {
+				t.Errorf("%v, or the disk was changed", err)
+			}
+		}
+		m.unplug(t, firstFree)
+	}
 }
 
 // testReusedNumber: the kernel gives the number of a detached disk to the next disk, even if a device node with that
