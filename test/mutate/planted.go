@@ -2433,8 +2433,8 @@ var planted = []bug{
 	{
 		name:     "mount: an unstage leaves a copy of the mount writable",
 		file:     "core/mount/free.go",
-		original: "if !copies[0].FilesystemReadOnly && stopWrites(dev, copies[0].FSType) != nil {",
-		planted:  "if false && stopWrites(dev, copies[0].FSType) != nil {",
+		original: "if !copies[0].FilesystemReadOnly && copies[0].stopWrites(dev) != nil {",
+		planted:  "if false && copies[0].stopWrites(dev) != nil {",
 		pkg:      "core/node",
 		test:     "TestUnstageWithReadOnlyCopies",
 	},
