@@ -975,7 +975,7 @@ var planted = []bug{
 		original: "\t\tif block && loopInUse(dev.Numbers()) != \"\" {",
 		planted:  "\t\tif block && loopInUse(nil) != \"\" {",
 		pkg:      "core/node",
-		test:     "TestUnstageWhileALoopDeviceIsInUse",
+		test:     "TestUnstageWhileALoopDeviceIsInUse/by_a_program,_staged",
 	},
 	{
 		name:     "mount: the check marker goes although a write of the superblock has failed",
