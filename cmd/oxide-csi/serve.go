@@ -123,8 +123,8 @@ func catchSignals() (signals <-chan os.Signal, release func()) {
 	}
 }
 
-// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a disk
-// may never end.
+// lostTimeout is how long the plugin waits for calls in flight after it has lost its socket. A call that waits for a
+// disk may never end.
 const lostTimeout = 30 * time.Second
 
 // keepSocket makes the socket again when its file was removed, and serves on it. It returns an error when it cannot,

@@ -188,17 +188,17 @@ func stopCopies(dev device.Device) ([]Copy, error) {
 	if len(copies) == 0 || len(table.OfDevice(dev.Number)) > 0 {
 		return nil, errBusy
 	}
-	if !copies[0].FilesystemReadOnly && stopWrites(dev, copies[0].FSType) != nil {
+	if !copies[0].FilesystemReadOnly && copies[0].stopWrites(dev) != nil {
 		return nil, errBusy
 	}
 	return copies, nil
 }
 
-// stopWrites makes the filesystem that holds a disk read-only, at all of its mounts in all mount namespaces. The kernel
-// refuses while a file is open for writing through any of them. The mounts keep their own flags, and the path of none
-// is followed: it may lead to something else in its namespace.
-func stopWrites(dev device.Device, fsType string) error {
-	tree, err := mountActive(dev, fsType, false)
+// stopWrites makes the filesystem of the copy, which holds the disk, read-only at all of its mounts in all mount
+// namespaces. The kernel refuses while a file is open for writing through any of them. The mounts keep their own flags,
+// and the path of none is followed: it may lead to something else in its namespace.
+func (c Copy) stopWrites(dev device.Device) error {
+	tree, err := mountActive(dev, c.FSType, c.SELinuxContext, false)
 	if err != nil {
 		return err
 	}

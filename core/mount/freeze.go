@@ -42,7 +42,7 @@ func RestoreFrozen(dev device.Device, fsType, path string, prepare func() error)
 	// Read-only comes first: btrfs lets a mount make a frozen read-only filesystem writable. Of the two, the kernel
 	// refuses the one that the active filesystem is not.
 	for _, readOnly := range []bool{true, false} {
-		tree, err := mountActive(dev, fsType, readOnly)
+		tree, err := mountActive(dev, fsType, "", readOnly)
 		if err != nil {
 			continue
 		}
@@ -59,14 +59,18 @@ func RestoreFrozen(dev device.Device, fsType, path string, prepare func() error)
 	return false, nil
 }
 
-// mountActive mounts the filesystem on a disk, without a path. If it is active, the kernel uses it as it is.
-func mountActive(dev device.Device, fsType string, readOnly bool) (tree *os.File, err error) {
+// mountActive mounts the filesystem on a disk, without a path. If it is active, the kernel uses it as it is. seLinux is
+// the context with which it is mounted, or "": the kernel refuses another one.
+func mountActive(dev device.Device, fsType, seLinux string, readOnly bool) (tree *os.File, err error) {
 	made, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("fsopen %s: %w", fsType, err)
 	}
 	defer func() { err = errors.Join(err, closePicked(made)) }()
 	err = unix.FsconfigSetString(made, "source", dev.Path)
+	if err == nil && seLinux != "" {
+		err = unix.FsconfigSetString(made, "context", seLinux)
+	}
 	if err == nil {
 		err = unix.FsconfigSetFlag(made, readOnlyFlag(readOnly))
 	}

@@ -135,6 +135,6 @@ func used(name string, loop device.Number) bool {
 		}
 	}
 	mounted := func(n device.Number) bool { return len(table.OfDevice(n)) > 0 || len(CopiesOf(n)) > 0 }
-	return slices.ContainsFunc(numbers, mounted) || (&opener{devices: numbers, reading: true}).exists() ||
-		loopInUse(numbers) != ""
+	openers := opener{devices: numbers, reading: true}
+	return slices.ContainsFunc(numbers, mounted) || openers.exists() || loopInUse(numbers) != ""
 }

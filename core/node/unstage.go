@@ -247,9 +247,9 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 }
 
 // letGo unmounts the disk, and proves that no program can write to it any more. While a program uses the mount, nothing
-// is unmounted, so that the volume stays as it was. Whether other namespaces have copies of the mount, the kernel says
-// for nothing when it is unmounted: then they hold the disk. If only read-only copies remain, letGo returns them. A copy
-// with a writer keeps the volume here, and a stage mounts it again.
+// is unmounted, so that the volume stays as it was. After the unmount, copies of the mount in other namespaces hold the
+// disk: the kernel says so, and only then letGo looks for them. If only read-only copies remain, letGo returns them. A
+// copy with a writer keeps the volume here, and a stage mounts it again.
 func (n *Service) letGo(
 	ctx context.Context,
 	l leaving,

@@ -991,7 +991,7 @@ var planted = []bug{
 		original: "\t\tif block && loopInUse(dev.Numbers()) != \"\" {",
 		planted:  "\t\tif block && loopInUse(nil) != \"\" {",
 		pkg:      "core/node",
-		test:     "TestUnstageWhileALoopDeviceIsInUse",
+		test:     "TestUnstageWhileALoopDeviceIsInUse/by_a_program,_staged",
 	},
 	{
 		name:     "mount: the check marker goes although a write of the superblock has failed",
@@ -2449,8 +2449,8 @@ var planted = []bug{
 	{
 		name:     "mount: an unstage leaves a copy of the mount writable",
 		file:     "core/mount/free.go",
-		original: "if !copies[0].FilesystemReadOnly && stopWrites(dev, copies[0].FSType) != nil {",
-		planted:  "if false && stopWrites(dev, copies[0].FSType) != nil {",
+		original: "if !copies[0].FilesystemReadOnly && copies[0].stopWrites(dev) != nil {",
+		planted:  "if false && copies[0].stopWrites(dev) != nil {",
 		pkg:      "core/node",
 		test:     "TestUnstageWithReadOnlyCopies",
 	},
