@@ -43,7 +43,7 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	}
 	one := strings.TrimSpace(h.run(t, "volume", "create", "volume-one", "--size=1GiB").stdout)
 	other := strings.TrimSpace(h.run(t, "volume", "create", "volume-other", "--size=1GiB").stdout)
-	unpublished, waiting := min(one, other), max(one, other) // volumes are listed by ID
+	unpublished, waiting := one, other // volumes are listed by name
 	for _, v := range []struct{ id, name string }{{unpublished, "UNPUBLISHED"}, {waiting, "WAITING"}} {
 		var shown struct{ Name, DiskName string }
 		must(t, json.Unmarshal([]byte(h.run(t, "volume", "show", v.id, "--json").stdout), &shown))

@@ -20,7 +20,8 @@ func row(r Row) *Row {
 }
 
 // The rows. Texts may hold the placeholders {volume}, {disk}, {instance}, {holder}, {blocker}, {node}, {claim},
-// {namespace}, {pod} and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it is.
+// {namespace}, {pod} and {allocation}; OnHosts holds none for an error of an RPC, because the commands print it as it
+// is.
 var (
 	TokenRejected = row(Row{
 		Word: "TokenRejected", Code: codes.Unauthenticated, Link: "rack", Actor: Operator,

@@ -247,7 +247,8 @@ func TestTraceConditions(t *testing.T) {
 	}
 }
 
-// An allocation that waits while another one has the claim, such as a canary. All volumes of an allocation are followed.
+// An allocation that waits while another one has the claim, such as a canary. All volumes of an allocation are
+// followed.
 func TestTraceOfACanary(t *testing.T) {
 	a := waiting()
 	a.at("/v1/volume/csi/data")["Allocations"] = []object{stub(allocEnded, "client-2", "running")}

@@ -3234,7 +3234,7 @@ var planted = []bug{
 		name:     "explain: a running workload whose disk is on another instance works",
 		file:     "admin/diagnose/symptoms.go",
 		original: "known && f.Disk.InstanceID != node",
-		planted:  "known && f.Disk.InstanceID == \"\"",
+		planted:  "known && f.Disk.InstanceID != node && f.Disk.InstanceID == \"\"",
 		pkg:      "admin/diagnose",
 		test:     "TestStories",
 	},
