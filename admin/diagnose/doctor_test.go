@@ -279,7 +279,8 @@ func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
 		_, err := client.CreateRecord(t.Context(), name, text)
 		coretest.Must(t, err)
 	}
-	text := found(diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()), "records")
+	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
+	text := found(findings, "records")
 	if strings.Count(text, "\n") != 3 || strings.Count(text, "is no record of this plugin") != 2 ||
 		strings.Count(text, "format 2, not 1") != 1 || strings.Contains(text, "spread") {
 		t.Errorf("findings:\n%s", text)

@@ -116,7 +116,7 @@ var (
 	deletionIsTheOnlyWay = []*fault.Row{
 		fault.OtherDriver, fault.AccessModeUnsupported, fault.DiskNotBlank, fault.NameTaken,
 	}
-	advisesDeletion = regexp.MustCompile(`(^|[^t] )delete (it|the|that) ?(volume|disk|claim|snapshot)?\b`)
+	advisesDeletion = regexp.MustCompile(`(^|[^t] )delete (it|(the|that) (volume|disk|claim|snapshot))\b`)
 )
 
 // withoutRow are the exported errors without a row, and the reasons.
