@@ -147,9 +147,9 @@ func TestNodeVolumesAreCountedAtEachScrape(t *testing.T) {
 		failure  error
 		want     metricstest.Samples
 	}{
-		{2, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
+		{2, nil, metricstest.Samples{"oxide_csi_node_luks_headers_mended_total": 0, "oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 2, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
 		{2, errors.New("no /sys"), metricstest.Samples{}},
-		{3, nil, metricstest.Samples{"oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
+		{3, nil, metricstest.Samples{"oxide_csi_node_luks_headers_mended_total": 0, "oxide_csi_node_nvme_functions_not_ready": 0, "oxide_csi_node_volumes_attached": 3, "oxide_csi_node_volumes_lingering": 1, "oxide_csi_node_volumes_mounted": 1, "oxide_csi_node_volumes_small": 0}},
 	} {
 		attached, failure = test.attached, test.failure
 		wantSamples(t, metricstest.Read(t, page(t, m)).Matching("oxide_csi_node_"), test.want)

@@ -89,6 +89,9 @@ func TestOptionsFitTheDisk(t *testing.T) {
 // kernelMayLack are features that some kernels do not have: TestFsyncedFilesOutliveAPowerCut has them.
 var kernelMayLack = map[string]bool{"-O verity": true}
 
+// newerToolsTake are options that the plugin refuses for the sake of Debian 12's mkfs. That of Debian 13 takes them.
+const newerToolsTake = "-O metadata_csum_seed,^metadata_csum"
+
 // tryOptions compares [filesystem.CheckFit] with mkfs and the kernel.
 func tryOptions(t *testing.T, fsType, options string, gibs int64) {
 	t.Helper()
@@ -123,7 +126,7 @@ func tryOptions(t *testing.T, fsType, options string, gibs int64) {
 				t.Errorf("the node: %v; want ErrOption", err)
 			}
 			result, err := hostexec.Run(t.Context(), "mkfs."+name, slices.Concat([]string{"-q"}, args, []string{r.dev.Path})...)
-			if err != nil || result.ExitCode == 0 {
+			if err != nil || result.ExitCode == 0 && options != newerToolsTake {
 				t.Errorf("mkfs takes the options: %v", err)
 			}
 		})
