@@ -58,8 +58,9 @@ func countCalls(ctx context.Context, b *bench) (_ []row, err error) {
 		{"ControllerUnpublishVolume/grown", atMost(2), func(string) error { return r.unpublish(ctx, cloned) }},
 		{"DeleteVolume/grown", atMost(8), func(string) error { return r.deleteVolume(ctx, cloned) }},
 		{"DeleteVolume", atMost(2), func(string) error { return r.deleteVolume(ctx, id) }},
-		{"ControllerUnpublishVolume/gone", atMost(3), func(string) error { return r.unpublish(ctx, id) }},
-		{"DeleteVolume/gone", atMost(3), func(string) error { return r.deleteVolume(ctx, id) }},
+		// With a list of all disks, see docs/development/decisions/039-a-volume-grows-by-a-new-disk.md.
+		{"ControllerUnpublishVolume/gone", atMost(5), func(string) error { return r.unpublish(ctx, id) }},
+		{"DeleteVolume/gone", atMost(5), func(string) error { return r.deleteVolume(ctx, id) }},
 		{"DeleteSnapshot/gone", atMost(2), func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
 	}
 	counts, err := r.callsOfLives(ctx, steps)
