@@ -150,6 +150,8 @@ func (s *server) examples(t *testing.T) {
 		"Service":               "/api/v1/namespaces/default/services",
 		"StatefulSet":           "/apis/apps/v1/namespaces/default/statefulsets",
 	}
+	// A pod needs it. In a cluster the controller manager makes it.
+	s.post(t, "/api/v1/namespaces/default/serviceaccounts", object{"metadata": object{"name": "default"}})
 	shown := 0
 	for _, file := range files {
 		text, err := os.ReadFile(file)
