@@ -426,7 +426,7 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 		}
 		if now.ID != stable.ID {
 			return rack.Disk{}, rpc.AlreadyExists(
-				"volume %q: disk %q (%s) says that it is of volume %s, which has another disk: delete it or use another name",
+				"volume %q: disk %q (%s) says that it is of volume %s, which has another disk: ask who made it, or use another name",
 				want.name, stable.Name, stable.ID, stable.VolumeID)
 		}
 	}

@@ -192,7 +192,7 @@ func TestNodeCallsWhileTheFilesystemIsFrozen(t *testing.T) {
 				t.Errorf("health %v", got)
 			}
 			coretest.Must(t, r.unpublish(v, "second"))
-			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still published")
+			r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still mounted at")
 			r.umount("staging-" + v.disk)
 			for range 2 {
 				r.refused(wantAtOnce(t, func() error { return r.unpublish(v, "target") }),

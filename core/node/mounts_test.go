@@ -696,9 +696,9 @@ func TestNodeMirroredMounts(t *testing.T) {
 		r.refused(
 			func() error { return r.publish(v, "kubelet/target-2", capability, false) },
 			codes.FailedPrecondition,
-			"already published",
+			"already mounted at",
 		)
-		r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still published")
+		r.refused(func() error { return r.unstage(v) }, codes.FailedPrecondition, "still mounted at")
 		coretest.Must(r.t, r.unpublish(v, "kubelet/target"))
 		coretest.Must(r.t, r.unstage(v))
 		r.wantMounts("kubelet", "mirror")
@@ -818,7 +818,7 @@ func TestNodeOldRecordOfAnotherVolume(t *testing.T) {
 		"the serial, and this volume has no record": {
 			func(r *nodeRig, v *volume, _ *volumerecord.Record) { coretest.Must(r.t, os.Remove(r.recordOf(v))) },
 			func(r *nodeRig, v *volume) {
-				coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, "still published")
+				coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, "still mounted at")
 			},
 		},
 	} {
