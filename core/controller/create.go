@@ -427,7 +427,11 @@ func (c rackController) checkExisting(ctx context.Context, want volumeRequest, d
 		if now.ID != stable.ID {
 			return rack.Disk{}, rpc.AlreadyExists(
 				"volume %q: disk %q (%s) says that it is of volume %s, which has another disk: ask who made it, or use another name",
-				want.name, stable.Name, stable.ID, stable.VolumeID)
+				want.name,
+				stable.Name,
+				stable.ID,
+				stable.VolumeID,
+			)
 		}
 	}
 	return stable, c.checkNotRegistered(ctx, want, stable)
