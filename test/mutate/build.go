@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -151,8 +152,14 @@ func (b *builder) fails(ctx context.Context, bug bug, program string, environ ..
 // errStays means that a program does not end.
 var errStays = errors.New("it does not end: perhaps it waits for a disk")
 
-// combinedOutput is [exec.Cmd.CombinedOutput]. It leaves a program behind that does not end, and returns errStays.
+// outputDelay is how long the programs that a test has left may keep its output open.
+const outputDelay = 5 * time.Second
+
+// combinedOutput is [exec.Cmd.CombinedOutput]. It ends the programs that a test has left running, as one does that is
+// ended by force. It leaves a program behind that does not end, and returns errStays.
 func combinedOutput(cmd *exec.Cmd) ([]byte, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = outputDelay
 	type result struct {
 		output []byte
 		err    error
@@ -160,6 +167,9 @@ func combinedOutput(cmd *exec.Cmd) ([]byte, error) {
 	ended := make(chan result, 1)
 	go func() {
 		output, err := cmd.CombinedOutput()
+		if cmd.Process != nil {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly there is none
+		}
 		ended <- result{output, err}
 	}()
 	select {
