@@ -15,10 +15,12 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
@@ -128,6 +130,7 @@ var stepsNotFollowed = map[*fault.Row]string{
 	fault.ProgramMissing:        ofTheHost,
 	fault.StateFolderUnusable:   ofTheHost,
 	fault.CryptsetupFailed:      ofTheHost,
+	fault.KernelTooOld:          ofTheHost,
 	fault.NameTaken:             dataOwner,
 	fault.ForeignFilesystem:     dataOwner,
 	fault.FilesystemUnclean:     dataOwner,
@@ -279,6 +282,32 @@ func troubles() []trouble {
 				return []string{"volume", "expand", "data", "--size=2GiB"}
 			},
 			step: func(t *testing.T, h *host) { h.ok(t, "volume", "detach", "data", "--node=node-a", "--unmounted") }},
+		{row: fault.NoRecord, says: []string{"is no record of this plugin: delete it", record.Intents.Named("", "")},
+			meets: func(t *testing.T, h *host) []string {
+				id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+				rack, err := h.sim.Client()
+				must(t, err)
+				_, err = rack.AntiAffinityGroupCreate(t.Context(), oxide.AntiAffinityGroupCreateParams{
+					Project: oxide.NameOrId(h.sim.Project),
+					Body: &oxide.AntiAffinityGroupCreate{
+						Name:          oxide.Name(record.Intents.Named("", id)),
+						Description:   "made by hand",
+						Policy:        oxide.AffinityPolicyAllow,
+						FailureDomain: oxide.FailureDomainSled,
+					},
+				})
+				must(t, err)
+				return []string{"volume", "expand", "data", "--size=2GiB"}
+			},
+			step: func(t *testing.T, h *host) {
+				rack, err := h.sim.Client()
+				must(t, err)
+				id := h.ok(t, "volume", "create", "data", "--size=1GiB") // again, for its ID
+				must(t, rack.AntiAffinityGroupDelete(t.Context(), oxide.AntiAffinityGroupDeleteParams{
+					Project:           oxide.NameOrId(h.sim.Project),
+					AntiAffinityGroup: oxide.NameOrId(record.Intents.Named("", id)),
+				}))
+			}},
 		{row: fault.DetachDeferred, says: []string{"--detach-grace"}, args: []string{"--detach-grace=20s"}, waits: true,
 			meets: unpublished},
 		{row: fault.DetachUntimed, says: []string{"volume detach", "stop that instance"}, cold: true, step: stop, waits: true,
