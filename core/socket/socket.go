@@ -151,20 +151,25 @@ func removeDeadSocket(path string) (tookOver bool, err error) {
 }
 
 // stateOf reports whether a process has the socket open, and whether this process answers within 2 s. Every answer
-// counts, also an error: the process may be no CSI plugin.
+// counts, also an error: the process may be no CSI plugin. If the connection ends, the process may be ending, too: then
+// stateOf looks again.
 func stateOf(path string) (open, answers bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
-	for {
+	for ended := false; ; {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		switch {
 		case err == nil:
-			return true, status.Code(ask(ctx, conn)) != codes.DeadlineExceeded, nil
+			code := status.Code(ask(ctx, conn))
+			if code != codes.Unavailable {
+				return true, ended || code != codes.DeadlineExceeded, nil
+			}
+			ended = true
 		case errors.Is(err, syscall.ECONNREFUSED):
 			return false, false, nil
 		// The connection's own timer may be a moment before that of ctx.
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), ctx.Err() != nil:
-			return true, false, nil
+			return true, ended, nil
 		case !errors.Is(err, syscall.EAGAIN): // EAGAIN: the queue is full, because no process accepts connections
 			return false, false, err
 		}

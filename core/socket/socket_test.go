@@ -48,6 +48,20 @@ func TestListen(t *testing.T) {
 			silentSocket(t, path)
 		}},
 		{name: "the same with a full queue", prepare: func(t *testing.T, path string) { fillQueue(t, silentSocket(t, path)) }},
+		{name: "a socket of a process that is just ending", prepare: func(t *testing.T, path string) {
+			ending, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			coretest.Must(t, err)
+			ending.SetUnlinkOnClose(false)
+			go func() {
+				conn, err := ending.Accept()
+				if err == nil {
+					err = errors.Join(ending.Close(), conn.Close())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+		}},
 		{name: "a busy plugin with a full queue", rejected: "is in use", prepare: func(t *testing.T, path string) {
 			other := shortQueue(t, path)
 			fillQueue(t, path)
