@@ -206,9 +206,9 @@ func officialImages(dir, built string) error {
 		programs   []string
 		entrypoint []string
 	}{
-		{[]string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, nil, nil},
-		{[]string{"registry.k8s.io/e2e-test-images/agnhost:2.63.0"}, []string{filepath.Join(built, "agnhost"), "bash", "nsenter"}, []string{"/agnhost"}},
-		{[]string{"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0", "registry.k8s.io/e2e-test-images/nginx:1.15-4"},
+		{[]string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-2", "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"}, nil, nil},
+		{[]string{"registry.k8s.io/e2e-test-images/agnhost:2.66.1", "registry.k8s.io/e2e-test-images/agnhost:2.63.0"}, []string{filepath.Join(built, "agnhost"), "bash", "nsenter"}, []string{"/agnhost"}},
+		{[]string{"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0", "registry.k8s.io/e2e-test-images/nginx:1.27.0-2", "registry.k8s.io/e2e-test-images/nginx:1.15-4"},
 			[]string{"bash", "dd", "sha256sum", "md5sum", "stat", "cat", "ls", "blkid"}, nil},
 	} {
 		files, err := busyboxWith(image.programs)
