@@ -40,7 +40,7 @@ func TestNomad(t *testing.T) {
 	c.part("uninstall", c.uninstall)
 }
 
-// Nomad goes back only to a version that was healthy for some time. The other parts of TestNomad change the jobs faster.
+// Nomad goes back only to a version that was healthy for some time. The parts of TestNomad change the jobs faster.
 func TestBadUpdate(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	c := newCluster(t, impatient)
