@@ -288,7 +288,7 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 	f.InstanceGone = gone > 0 && gone == len(racks)
 }
 
-// noMounts is the state of a disk of which nothing is mounted.
+// noMounts is the state of a disk without mounts.
 const noMounts = "none"
 
 // guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.

@@ -101,7 +101,7 @@ const (
 	notMade      = "the message has what is to be mended; no test makes it at the command line"
 )
 
-// stepsNotFollowed are the faults with a step for somebody else, or that this test does not make.
+// stepsNotFollowed are the faults that this test does not make, or whose next step another person takes.
 var stepsNotFollowed = map[*fault.Row]string{
 	fault.DiskFaulted:           rackOperator,
 	fault.RackRefused:           rackOperator,

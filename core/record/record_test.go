@@ -142,7 +142,7 @@ func TestFormatsArePermanent(t *testing.T) {
 	}
 }
 
-// A group that only looks like a record is no record. It stops nobody but who needs its name.
+// A group that only looks like a record is ignored. Only a call that needs its name is refused.
 func TestGroupsThatOnlyLookLikeRecords(t *testing.T) {
 	other := "c" + volume[1:]
 	for name, k := range kinds() {
