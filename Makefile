@@ -53,7 +53,7 @@ image-cosi: deps build ## build the container image of the COSI driver as bin/ox
 	go run ./deploy/image -o bin/oxide-cosi.tar -program bin/oxide-cosi -tag $(COSI_IMAGE) $(IMAGE_FLAGS) -certificates
 
 .PHONY: image-load
-image-load: image ## load both images into docker, podman or buildah
+image-load: image ## load both images into docker, podman or buildah of this machine; for nodes: docs/how-to/kubernetes.md, Images
 	deploy/image/load.sh bin/oxide-csi-plugin.tar bin/oxide-csi-controller.tar
 
 .PHONY: image-roots
@@ -236,19 +236,19 @@ ORDERS ?= -orders
 orders: ## explore all orders of the requests of an expansion and another call, or with ORDERS= those of make test; and controllers that end during deferred detaches
 	RACE= go test ./core/controller -run 'TestExpansion|TestDeferredDetachesWhenControllersEnd' -count=1 -timeout=60m $(ORDERS)
 
-.PHONY: model-page
-model-page: ## find the states of all scenarios and write their numbers to docs/development/model-check.md
-	go test ./core/restart -run 'TestModel$$|TestModelPage' -count=1 -timeout=60m -model=1h -update
+.PHONY: model-states
+model-states: ## find the states of all scenarios and write their numbers to core/restart/testdata/states.txt
+	go test ./core/restart -run 'TestModel$$|TestModelStates' -count=1 -timeout=60m -model=1h -update
 
 .PHONY: mutate
 mutate: deps ## plant each bug of test/mutate and expect that its test fails; as root
 	test/programs/build.sh versitygw
-	go run ./test/mutate
+	RACE= go run ./test/mutate
 
 .PHONY: mutate-sample
 mutate-sample: deps ## plant five of these bugs, chosen by the commit's hash; as root
 	test/programs/build.sh versitygw
-	go run ./test/mutate -sample 5 -seed "$$(git rev-parse HEAD)"
+	RACE= go run ./test/mutate -sample 5 -seed "$$(git rev-parse HEAD)"
 
 .PHONY: chaos
 chaos: chaos-node chaos-controller chaos-restart chaos-nomad chaos-buckets ## all tests that kill the plugin or the COSI driver: those below
@@ -267,6 +267,11 @@ chaos-controller: deps ## many clients for DURATION (2m) with rack faults and ki
 .PHONY: chaos-restart
 chaos-restart: deps ## planned restarts for DURATION (2m) with rack faults and killed rack and controllers
 	go run ./test/chaos -restarts -faults 0.04 -kills 8s -duration $(DURATION)
+
+.PHONY: chaos-owners
+chaos-owners: deps ## the same with owners who stop, start, delete and replace instances at any moment, and many clients with a proof by lists after each OK; by hand
+	go run ./test/chaos -restarts -owners -faults 0.04 -kills 8s -duration $(DURATION)
+	go run ./test/chaos -proofs -duration $(DURATION)
 
 .PHONY: chaos-nomad
 chaos-nomad: DURATION = 30s

@@ -25,11 +25,10 @@ import (
 )
 
 const bundleHelp = `support-bundle writes one tar file for a question to the maintainers, and prints what is in it: the version, the
-settings, what doctor finds, the orphans, the metrics and the readiness of the plugin at --http-endpoint, and the last lines
-of the plugin's logs: of up to 20 pods (list pods, get pods/log) or allocations (plugin { policy = "read" }, and the
-capabilities read-job and read-logs in the namespace of the plugin's jobs), those of controllers and of unhealthy nodes
-first, and this host's journal. What cannot be read is left out, with the reason. No token and no password is in it, but
-IDs, names and addresses are: look at it before you pass it on. FILE must not exist yet.
+settings, what doctor finds, the orphans, metrics and readiness of the plugin at --http-endpoint, and the last lines of the
+plugin's logs: of up to 20 pods or allocations (docs/reference/rights.md), controllers and unhealthy nodes first, and of
+this host's journal. What cannot be read is left out, with the reason. No token and no password is in it, but IDs, names
+and addresses are: look at it before you pass it on. FILE must not exist yet.
 
 ` + operatorHelp
 

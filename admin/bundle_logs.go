@@ -36,10 +36,8 @@ func logParts(ctx context.Context, cfg config.Config) (parts []bundlePart) {
 
 // readJournal returns the last lines that the services of deploy/systemd have logged on this host.
 func readJournal(ctx context.Context) ([]byte, error) {
-	lines, err := exec.CommandContext(
-		ctx, "journalctl", "--unit=oxide-csi-controller", "--unit=oxide-csi-node", "--lines=600", "--no-pager", "--quiet",
-		"--output=short-iso",
-	).Output()
+	lines, err := exec.CommandContext(ctx, "journalctl", "--unit=oxide-csi-controller", "--unit=oxide-csi-node",
+		"--lines=600", "--no-pager", "--quiet", "--output=short-iso").Output()
 	if err == nil && len(lines) == 0 {
 		err = errors.New("it has no lines of oxide-csi-controller and oxide-csi-node that this user may read")
 	}

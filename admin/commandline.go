@@ -31,17 +31,17 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	}
 	advice := "see " + cmd.CommandPath() + " --help"
 	if similar := similarCommand(cmd, args[0]); similar != "" {
-		advice = "did you mean " + cmd.CommandPath() + " " + similar + "?"
+		advice = "did you mean " + similar + "?"
 	}
 	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
 }
 
-// similarCommand returns the subcommand that lists a word in SuggestFor, or one with a similar name, or "". The list
-// comes first: umount is nearer to mount than to unmount.
+// similarCommand returns the path of the subcommand that lists a word in SuggestFor, or one with a similar name, or of
+// the command of another group with this name, or "". The list comes first: umount is nearer to mount than to unmount.
 func similarCommand(cmd *cobra.Command, word string) string {
 	for _, sub := range cmd.Commands() {
 		if slices.Contains(sub.SuggestFor, word) {
-			return sub.Name()
+			return sub.CommandPath()
 		}
 	}
 	cmd.SuggestionsMinimumDistance = 1 // one letter may differ
@@ -49,7 +49,17 @@ func similarCommand(cmd *cobra.Command, word string) string {
 		cmd.SuggestionsMinimumDistance = 2 // or two are exchanged
 	}
 	if similar := cmd.SuggestionsFor(word); len(similar) > 0 {
-		return similar[0]
+		return cmd.CommandPath() + " " + similar[0]
+	}
+	for _, group := range slices.Backward(cmd.Root().Commands()) { // volume before snapshot
+		if group.Name() == word {
+			return group.CommandPath()
+		}
+		for _, sub := range group.Commands() {
+			if sub.Name() == word || slices.Contains(sub.SuggestFor, word) {
+				return sub.CommandPath()
+			}
+		}
 	}
 	return ""
 }
@@ -58,13 +68,8 @@ func similarCommand(cmd *cobra.Command, word string) string {
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
-			return Usage(
-				"%s needs %s, not %d arguments: see %s --help",
-				cmd.CommandPath(),
-				strings.Join(names, " and "),
-				len(args),
-				cmd.CommandPath(),
-			)
+			return Usage("%s needs %s; arguments given: %d; see %s --help", cmd.CommandPath(), strings.Join(names, " and "),
+				len(args), cmd.CommandPath())
 		}
 		for i, arg := range args {
 			if arg == "" {

@@ -39,9 +39,7 @@ func matching(objects []suggestion, prefix string) (texts []string) {
 }
 
 // complete completes the arguments of a command of an operator. There are no suggestions if a list cannot be read.
-func (o *operator) complete(
-	list func(context.Context, config.Config) ([]suggestion, error),
-) cobra.CompletionFunc {
+func (o *operator) complete(list func(context.Context, config.Config) ([]suggestion, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 		defer cancel()

@@ -22,14 +22,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
-const doctorHelp = `doctor examines whatever it finds set up: the racks of the settings, the node that it runs on, and the orchestrator. Each
-line is ok, a warning or a failure, with what was looked at, what was found and what to do. It changes nothing.
+const doctorHelp = `doctor examines what it finds set up: racks, this node and the orchestrator. Each line is ok, a warning or a failure, with
+what was found and what to do. It changes nothing.
 
-It examines a rack if the settings of a rack are set, as in the controller's container; the node if --mode, the Node's
-name or the state folder says that this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR.
-Which restarts are planned, and why one has not begun, it asks of a controller on this host, at --endpoint of that
-controller (CSI_ENDPOINT); elsewhere it reads the controller's last reports in the orchestrator. On macOS it examines
-racks and the orchestrator alone.
+It examines a rack if there are settings of one; the node if --mode, the Node's name or the state directory says that
+this is one; Kubernetes with --kubeconfig or a service account; Nomad with NOMAD_ADDR. Planned restarts it asks of the
+controller at --endpoint, else it reads the controller's last reports in the orchestrator.
 
 ` + operatorHelp + `
 
@@ -71,27 +69,31 @@ func doctorCommand(p Program) *cobra.Command {
 func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrator.Finding, error) {
 	var parts []func() []orchestrator.Finding
 	log, asked := slog.New(slog.DiscardHandler), choice.Of(cfg)
+	var attachments []orchestrator.Attachment
+	disks := make([]diagnose.Disks, len(cfg.RackList()))
 	if cfg.Mode.Controller() {
-		for _, one := range cfg.RackList() {
+		for i, one := range cfg.RackList() {
 			client, clock, err := o.newClockedRack(one, log)
 			if err != nil {
 				return nil, err
 			}
-			parts = append(parts, func() []orchestrator.Finding {
-				return diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, asked.Name, time.Now())
+			parts = append(parts, func() (found []orchestrator.Finding) {
+				found, disks[i] = diagnose.ExamineRack(ctx, client, clock, cfg.ClusterID, asked.Name, time.Now())
+				return found
 			})
 		}
 	}
 	node, restarts := o.examineHost(ctx, cfg, log)
 	parts = append(parts, node...)
 	if asked.Examiner != nil {
-		parts = append(parts, func() []orchestrator.Finding { return asked.Examiner.Examine(ctx) })
+		parts = append(parts, func() (found []orchestrator.Finding) {
+			found, attachments = asked.Examiner.Examine(ctx)
+			return found
+		})
 	}
 	if asked.Classes != nil {
-		parts = append(
-			parts,
-			func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, asked.Classes, asked.Name) },
-		)
+		parts = append(parts,
+			func() []orchestrator.Finding { return diagnose.ExamineClasses(ctx, asked.Classes, asked.Name) })
 	}
 	parts = append(parts, restarts...)
 	if len(parts) == 0 {
@@ -109,7 +111,12 @@ func (o *operator) examine(ctx context.Context, cfg config.Config) ([]orchestrat
 	for _, findings := range found {
 		all = append(all, findings...)
 	}
-	return all, nil
+	var seen diagnose.Disks
+	for _, of := range disks {
+		seen.All, seen.Leaving = append(seen.All, of.All...), append(seen.Leaving, of.Leaving...)
+	}
+	guest := guestOf(ctx, cfg, o.environ)
+	return append(all, diagnose.ExamineAttachments(ctx, asked.Name, attachments, seen, guest)...), nil
 }
 
 // newClockedRack makes a client of a rack that also reads the rack's clock.

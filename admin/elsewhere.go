@@ -30,7 +30,7 @@ func hideNodeFlags(flags *pflag.FlagSet) {
 	}
 }
 
-func guestOf(config.Config, []string) diagnose.Guest { return nil }
+func guestOf(context.Context, config.Config, []string) diagnose.Guest { return nil }
 
 func (o *operator) examineHost(
 	context.Context,

@@ -18,15 +18,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
 )
 
-const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. Its first line says what is
-wrong, with a permanent word by which docs/reference/errors.md is sorted. Then it says who has to act, and the next
-step; then come all links of the chain, and what the plugin and the orchestrator said last. It changes nothing.
+const explainHelp = `explain follows a volume from its claim to the disk on the rack and to the pod that uses it. It begins with a permanent
+word (docs/reference/errors.md), what is wrong, who acts, and the next step. Then come all links of the chain, and what
+plugin and orchestrator said last. It changes nothing.
 
 VOLUME is a volume ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME, or the name of a PersistentVolume. In Nomad it is a volume's
 ID or external ID, NAMESPACE/VOLUME, or the ID of an allocation or its beginning. Without an orchestrator it is a volume
-ID or the name of a volume, and the command shows the rack's part. The node's part is what Kubernetes repeats of the node
-plugin's answers, or what the logs of the plugin's allocations in Nomad say: no further right is needed. On the instance
-that has the disk the command also shows device, filesystem and mounts.
+ID or name, and the command shows the rack's part. The node's part comes from events of Kubernetes, or from the logs of
+the plugin's allocations in Nomad. On the instance that has the disk it also shows device, filesystem and mounts.
 
 ` + operatorHelp
 
@@ -57,7 +56,8 @@ func explainCommand(p Program) *cobra.Command {
 				"explain needs an orchestrator for this: set --kubeconfig or NOMAD_ADDR; for a volume ID the settings of a rack are enough",
 			)
 		}
-		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guestOf(cfg, o.environ))
+		guest := guestOf(cmd.Context(), cfg, o.environ)
+		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guest)
 		if err != nil {
 			return err
 		}
@@ -73,9 +73,7 @@ func parseSubject(text string) (orchestrator.Subject, error) {
 	for _, part := range parts {
 		if part == "" {
 			return orchestrator.Subject{}, Usage(
-				"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
-				text,
-			)
+				"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name", text)
 		}
 	}
 	switch {
@@ -84,10 +82,8 @@ func parseSubject(text string) (orchestrator.Subject, error) {
 	case len(parts) == 2:
 		return orchestrator.Subject{Claim: text}, nil
 	case len(parts) > 1:
-		return orchestrator.Subject{}, Usage(
-			"%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
-			text,
-		)
+		return orchestrator.Subject{}, Usage("%q is not a volume: write an ID, NAMESPACE/CLAIM, pod/NAMESPACE/NAME or a name",
+			text)
 	}
 	if id, ok := diskname.ParseID(text); ok {
 		return orchestrator.Subject{VolumeID: id}, nil

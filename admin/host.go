@@ -22,7 +22,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/auto"
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/static"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -41,12 +43,27 @@ func HostCommands(p Program) []*cobra.Command {
 func hideNodeFlags(*pflag.FlagSet) {}
 
 // guestOf returns what explain looks at on this host.
-func guestOf(cfg config.Config, environ []string) diagnose.Guest {
-	host := diagnose.Host{Devices: device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot}}
+func guestOf(ctx context.Context, cfg config.Config, environ []string) diagnose.Guest {
+	host := diagnose.Host{
+		Devices: device.Roots{Dev: cfg.DevRoot, Sys: cfg.SysRoot}, Instance: ownInstance(ctx, cfg),
+	}
 	if socket, exists := controllerSocket(cfg, environ); exists {
 		host.Controller = socket
 	}
 	return host
+}
+
+// ownInstance returns the ID of the instance that this machine is, or "" if the settings and the firmware do not tell.
+func ownInstance(ctx context.Context, cfg config.Config) string {
+	var source metadata.Provider = guest.New(guest.Options{Sys: cfg.SysRoot})
+	if cfg.InstanceID != "" || cfg.MetadataFile != "" {
+		source = static.New(static.Options{InstanceID: cfg.InstanceID, File: cfg.MetadataFile})
+	}
+	own, err := source.Instance(ctx)
+	if err != nil {
+		return ""
+	}
+	return own.ID
 }
 
 // examineHost returns what doctor examines on this host: the node, if it is one, and the controller's restarts.

@@ -30,8 +30,7 @@ import (
 // The commands of an operator use the plugin's own settings, and need no running plugin.
 
 // operatorHelp ends the help of these commands.
-const operatorHelp = `The command reads the plugin's own settings: flags, environment or file. In the plugin's container nothing has to be set.
-Elsewhere give it --kubeconfig or NOMAD_ADDR, and the settings of a rack.`
+const operatorHelp = `In the plugin's container nothing has to be set. Elsewhere give --kubeconfig or NOMAD_ADDR, and the settings of a rack.`
 
 // Program is what the commands need of the program that has them.
 type Program struct {

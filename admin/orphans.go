@@ -27,9 +27,8 @@ VolumeSnapshotContent and no Nomad volume knows, with their size, which counts a
 of the orchestrator whose disk is gone.
 
 With --delete it asks for each of them, or deletes those whose IDs are arguments with --yes. It keeps what is younger
-than a day, attached, or not certainly this cluster's. It deletes nothing if the orchestrator cannot be read completely:
-Kubernetes must allow to list persistentvolumes, persistentvolumeclaims and volumesnapshotcontents, and with ACLs Nomad
-needs a management token. Nomad does not list snapshots, so under Nomad no snapshot counts as an orphan.
+than a day, attached, or not certainly this cluster's. It deletes nothing if the orchestrator cannot be read completely
+(docs/reference/rights.md). Nomad does not list snapshots, so under Nomad no snapshot counts as an orphan.
 
 ` + operatorHelp
 
@@ -101,27 +100,13 @@ func (o *operator) printOrphans(found diagnose.Orphans) error {
 	}
 	return printTable(o.stdout, func(w io.Writer) {
 		line(w, "KIND", "SIZE", "AGE", "NAME", "CLAIM", "RACK", "ID", "KEPT BECAUSE")
-		for _, orphan := range found.Orphans {
-			line(
-				w,
-				string(orphan.Kind),
-				cmp.Or(sizeText(orphan.SizeBytes), "-"),
-				ageText(orphan.Created),
-				cmp.Or(
-					orphan.Name,
-					"("+orphan.RackName+")",
-				),
-				cmp.Or(orphan.Claim, "-"),
-				orphan.Rack,
-				orphan.ID,
-				cmp.Or(orphan.Keep, "-"),
-			)
+		for _, o := range found.Orphans {
+			size, name := cmp.Or(sizeText(o.SizeBytes), "-"), cmp.Or(o.Name, "("+o.RackName+")")
+			line(w, string(o.Kind), size, ageText(o.Created), name, cmp.Or(o.Claim, "-"), o.Rack, o.ID, cmp.Or(o.Keep, "-"))
 		}
 		line(w)
-		line(
-			w,
-			fmt.Sprintf("%d orphans, which cost %s of the quota", len(found.Orphans), cmp.Or(sizeText(found.QuotaBytes()), "0")),
-		)
+		quota := cmp.Or(sizeText(found.QuotaBytes()), "0")
+		line(w, fmt.Sprintf("%d orphans, which cost %s of the quota", len(found.Orphans), quota))
 		for _, gone := range found.Missing {
 			line(w, fmt.Sprintf("%s: no rack has %s", gone.Object, gone.ID))
 		}

@@ -60,74 +60,44 @@ have all data in it, unmount the volume first. Repeated with the same name and v
 			return plugin.CreateSnapshot(ctx, args[0], volume)
 		}, func(w io.Writer, s client.Snapshot) { line(w, s.ID) })
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 func (b *storageCommands) listSnapshots() *cobra.Command {
 	var volume string
 	cmd := &cobra.Command{
-		Use:        "list",
-		SuggestFor: []string{"ls"},
-		Short:      "List the snapshots of the project",
-		Example: `  oxide-csi snapshot list --volume=postgres --sort-by=age
-  oxide-csi snapshot list --output=wide`,
+		Use:               "list",
+		SuggestFor:        []string{"ls"},
+		Short:             "List the snapshots of the project",
+		Example:           `  oxide-csi snapshot list --volume=postgres`,
 		Args:              NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().StringVar(&volume, "volume", "", "only list snapshots of this VOLUME")
 	completeFlag(cmd, "volume", b.completeVolume())
-	b.withWatch(cmd)
-	sortSnapshots := order[client.Snapshot]{
-		"name":   func(x, y client.Snapshot) int { return cmp.Compare(snapshotName(x), snapshotName(y)) },
-		"size":   func(x, y client.Snapshot) int { return cmp.Compare(x.SizeBytes, y.SizeBytes) },
-		"age":    func(x, y client.Snapshot) int { return y.Created.Compare(x.Created) },
-		"volume": func(x, y client.Snapshot) int { return cmp.Compare(sourceOf(x), sourceOf(y)) },
-	}.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return runAndView(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) ([]client.Snapshot, error) {
 			snapshots, err := plugin.ListSnapshots(ctx, volume)
 			if err == nil {
 				err = plugin.SetSourceVolumes(ctx, snapshots)
 			}
-			sortSnapshots(snapshots)
+			slices.SortStableFunc(snapshots, func(x, y client.Snapshot) int {
+				return cmp.Compare(snapshotName(x), snapshotName(y))
+			})
 			return snapshots, err
-		}, view[[]client.Snapshot]{table: printSnapshots, wide: printSnapshotsWide, names: snapshotArguments})
+		}, printSnapshots)
 	}
 	return cmd
 }
 
 func snapshotName(s client.Snapshot) string { return nameText(s.Name, s.Cluster, s.RackName) }
 
-func sourceOf(s client.Snapshot) string { return cmp.Or(s.SourceVolume, s.SourceVolumeID) }
-
-// snapshotRow is the row of a snapshot in both tables.
-func snapshotRow(s client.Snapshot) []string {
-	return []string{snapshotName(s), sizeText(s.SizeBytes), ageText(s.Created), sourceOf(s), strconv.FormatBool(s.Ready)}
-}
-
-var snapshotHeads = []string{"NAME", "SIZE", "AGE", "OF VOLUME", "READY"}
-
 func printSnapshots(w io.Writer, snapshots []client.Snapshot) {
-	rows := [][]string{slices.Clone(snapshotHeads)}
+	line(w, "NAME", "SIZE", "AGE", "OF VOLUME", "READY", "RACK", "ID")
 	for _, s := range snapshots {
-		rows = append(rows, snapshotRow(s))
+		source, ready := cmp.Or(s.SourceVolume, s.SourceVolumeID), strconv.FormatBool(s.Ready)
+		line(w, snapshotName(s), sizeText(s.SizeBytes), ageText(s.Created), source, ready, s.Rack, s.ID)
 	}
-	fitted(w, rows)
-}
-
-func printSnapshotsWide(w io.Writer, snapshots []client.Snapshot) {
-	line(w, append(slices.Clone(snapshotHeads), "RACK", "ID")...)
-	for _, s := range snapshots {
-		line(w, append(snapshotRow(s), s.Rack, s.ID)...)
-	}
-}
-
-// snapshotArguments returns for each snapshot the name by which commands find it, or its ID.
-func snapshotArguments(snapshots []client.Snapshot) (names []string) {
-	for _, s := range snapshots {
-		names = append(names, cmp.Or(s.UsableName(), s.ID))
-	}
-	return names
 }
 
 func (b *storageCommands) showSnapshot() *cobra.Command {
@@ -191,7 +161,7 @@ If no snapshot has this ID or this name, delete succeeds, as it does when it is 
 			}
 		})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 // deletedSnapshot has no ID if no snapshot had the name.

@@ -85,14 +85,10 @@ type guestDisk struct {
 func viewDisk(sys string, d device.Device) guestDisk {
 	folder := "block/" + d.Name
 	view := guestDisk{
-		Name:      d.Name,
-		Serial:    d.Serial,
-		SizeBytes: d.SizeBytes,
-		PCI: attribute(
-			sys,
-			folder,
-			"device/address",
-		),
+		Name:       d.Name,
+		Serial:     d.Serial,
+		SizeBytes:  d.SizeBytes,
+		PCI:        attribute(sys, folder, "device/address"),
 		Model:      attribute(sys, folder, "device/model"),
 		Controller: attribute(sys, folder, "device/state"),
 	}

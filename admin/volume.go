@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,17 +36,14 @@ import (
 //   - volume_encrypted.go: passphrases and headers of encrypted volumes
 //   - volume_node.go: volumes on nodes: attach, mount, unmount, detach
 //   - snapshot.go: snapshots
-//   - view.go: outputs, tables, sorting and --watch
 //   - client: the calls to the plugin
 
-var volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. A controller
-(mode controller or all) creates, expands, attaches, detaches, adopts and deletes. The node plugin of this host (mode node or all)
-mounts and unmounts. The CSI calls are: expand, ControllerExpandVolume; attach, ControllerPublishVolume; detach, ControllerUnpublishVolume; mount,
-NodeStageVolume and NodePublishVolume; unmount, NodeUnpublishVolume and NodeUnstageVolume; adopt, ControllerModifyVolume.
+var volumeHelp = `oxide-csi volume creates and uses volumes on a host without an orchestrator. It calls a running plugin. The node
+plugin of this host (mode node or all) mounts and unmounts; a controller (mode controller or all) does the rest.
 
-Every command can be repeated, after success and after failure. A command stores nothing. It ends when the plugin has
-answered or after --timeout. With --wait it repeats itself while its exit code would be 3, until the plugin listens, and
-until somebody else has ended what is in the way, such as a running instance. Its exit code says what to do.
+Every command can be repeated, after success and after failure. It ends with the plugin's response, or after --timeout.
+With --wait it repeats itself while its exit code would be 3, and until somebody has ended what is in the way, such as a
+running instance.
 
 VOLUME is a volume's ID, or the name with which it was created. NODE is an instance's ID or its name.
 
@@ -83,10 +79,8 @@ type storageCommands struct {
 
 	endpoint, controller, node config.SocketFlag
 	stagingDir                 string
-	devRoot, sysRoot           string
 	timeout                    time.Duration
-	output                     string
-	json, dryRun, wait, watch  bool
+	json, wait                 bool
 }
 
 func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
@@ -95,20 +89,9 @@ func volumeCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
 	cmd.PersistentFlags().
 		Var(&b.node, "node-endpoint", "socket of this host's node plugin, if it differs from --endpoint (default unix://"+defaultNodeSocket+") [OXIDE_CSI_NODE_ENDPOINT]")
 	cmd.PersistentFlags().
-		StringVar(&b.stagingDir, "staging-dir", "", "folder for the staging paths of mounted volumes; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
-	cmd.AddCommand(
-		b.createVolume(),
-		b.expandVolume(),
-		b.listVolumes(),
-		b.showVolume(),
-		b.attach(),
-		b.mount(),
-		b.unmount(),
-		b.detach(),
-		b.deleteVolume(),
-		b.headerBackup(),
-		b.adopt(),
-	)
+		StringVar(&b.stagingDir, "staging-dir", "", "directory for the staging paths of mounted volumes; the same for mount, unmount and detach (default "+defaultStagingDir+") [OXIDE_CSI_STAGING_DIR]")
+	cmd.AddCommand(b.createVolume(), b.expandVolume(), b.listVolumes(), b.showVolume(), b.attach(), b.mount(), b.unmount(),
+		b.detach(), b.deleteVolume(), b.headerBackup(), b.adopt())
 	return cmd
 }
 
@@ -132,17 +115,7 @@ func (b *storageCommands) group(name, short, long, example string) *cobra.Comman
 	)
 	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 means no limit")
 	flags.BoolVar(&b.wait, "wait", false, "repeat until the plugin, the rack and the node are ready, or --timeout is up")
-	flags.StringVarP(&b.output, "output", "o", "", "print the result as json or yaml; lists also as wide or name")
-	flags.BoolVar(&b.json, "json", false, "the same as --output=json")
-	completeFlag(cmd, "output", cobra.FixedCompletions(
-		view[int]{names: func(int) []string { return nil }}.outputs(), cobra.ShellCompDirectiveNoFileComp))
-	return cmd
-}
-
-// withDryRun adds the flag --dry-run to a command that changes something.
-func (b *storageCommands) withDryRun(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().
-		BoolVar(&b.dryRun, "dry-run", false, "change nothing, but check what can be checked and print the CSI calls")
+	flags.BoolVar(&b.json, "json", false, "print the result as one JSON value")
 	return cmd
 }
 
@@ -174,24 +147,22 @@ func (b *storageCommands) client(progress client.Progress) (*client.Client, erro
 		Controller: string(cmp.Or(b.controller, b.endpoint, controller, endpoint, defaultControllerSocket)),
 		Node:       string(cmp.Or(b.node, b.endpoint, node, endpoint, defaultNodeSocket)),
 		StagingDir: stagingDir,
-		DevRoot:    cmp.Or(b.devRoot, Getenv(b.environ, "OXIDE_CSI_DEV_ROOT"), "/dev"),
-		SysRoot:    cmp.Or(b.sysRoot, Getenv(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
-		DryRun:     b.dryRun,
+		DevRoot:    cmp.Or(Getenv(b.environ, "OXIDE_CSI_DEV_ROOT"), "/dev"),
+		SysRoot:    cmp.Or(Getenv(b.environ, "OXIDE_CSI_SYS_ROOT"), "/sys"),
 		Progress:   progress,
 	})
 }
 
-// callPlugin calls the plugin and returns the result, and the calls that a dry run did not make. An error has the exit
-// code of the command.
+// callPlugin calls the plugin. An error has the exit code of the command.
 func callPlugin[T any](
 	b *storageCommands,
 	cmd *cobra.Command,
 	call func(context.Context, *client.Client) (T, error),
-) (result T, calls []client.Call, err error) {
+) (result T, err error) {
 	progress := client.NewProgress(unfiltered(b.stderr))
 	plugin, err := b.client(progress)
 	if err != nil {
-		return result, nil, err
+		return result, err
 	}
 	interrupted, stop := untilInterrupted(cmd.Context())
 	defer stop()
@@ -202,8 +173,9 @@ func callPlugin[T any](
 		defer cancel()
 	}
 	var waitsFor error
+	between := false // whether the context ended between two attempts
 	wait := waiting{progress: progress, begun: time.Now()}
-	for {
+	for !between {
 		result, err = call(ctx, plugin)
 		if waitsFor != nil && err != nil && ctx.Err() != nil {
 			err = waitsFor // the time was up during this attempt, which says nothing
@@ -212,7 +184,7 @@ func callPlugin[T any](
 			break
 		}
 		waitsFor = err
-		wait.again(ctx, plugin.InWords(client.WaitsFor(err)))
+		between = !wait.again(ctx, plugin.InWords(client.WaitsFor(err)))
 	}
 	if wait.reported != "" {
 		progress.Clear()
@@ -222,23 +194,33 @@ func callPlugin[T any](
 	}
 	switch {
 	case err != nil && interrupted.Err() != nil:
-		err = ExitError{client.ExitInterrupted, inWords{plugin, interruption(waitsFor)}}
+		err = ExitError{client.ExitInterrupted, inWords{plugin, interruption(err, waitsFor, between)}}
 	case err != nil:
 		err = ExitError{client.ExitCode(err), inWords{plugin, err}}
 	}
-	return result, plugin.Calls(), err
+	return result, err
 }
 
 // untilInterrupted returns a context that ends with a signal to end. The process goes on, and takes back what it has
-// begun on this host, such as the stage of a mount.
+// begun on this host, such as the stage of a mount. A second signal ends the process.
 func untilInterrupted(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
 }
 
-// interruption is the error of an interrupted command. waitsFor is nil if it waited for an answer only.
-func interruption(waitsFor error) error {
+// interruption is the error of an interrupted command that ended with err. waitsFor is nil if it waited for an answer
+// only. If the command was interrupted between two attempts, no call was under way.
+func interruption(err, waitsFor error, between bool) error {
 	const text = "interrupted: the plugin may still carry out what was asked, and a repeated command finds it"
-	if waitsFor == nil {
+	var left *client.NotUndoneError
+	switch {
+	case between:
+		return fmt.Errorf("interrupted between two attempts: what the plugin has begun goes on, "+
+			"and a repeated command finds it; it waited: %w", waitsFor)
+	case errors.As(err, &left):
+		return errors.New(text + "; " + left.Reason())
+	case waitsFor == nil:
 		return errors.New(text)
 	}
 	return fmt.Errorf("%s; it waited: %w", text, waitsFor)
@@ -260,9 +242,9 @@ type waiting struct {
 	reported string
 }
 
-// again waits until the next attempt, or until ctx ends. On a terminal it counts the seconds. Elsewhere it shows each
-// reason once.
-func (w *waiting) again(ctx context.Context, reason string) {
+// again waits until the next attempt, and returns false if ctx ends first. On a terminal it counts the seconds.
+// Elsewhere it shows each reason once.
+func (w *waiting) again(ctx context.Context, reason string) bool {
 	if w.reported != reason {
 		w.reported = reason
 		_, _ = daemon.SdNotify(false, "STATUS="+strings.ReplaceAll(reason, "\n", " ")) // of no use but under systemd
@@ -279,49 +261,24 @@ func (w *waiting) again(ctx context.Context, reason string) {
 		case <-time.After(time.Second):
 		}
 	}
+	return ctx.Err() == nil
 }
 
-// runAndPrint calls the plugin and prints the result, as JSON or with the function show. A dry run prints the calls
-// that it would make.
+// runAndPrint calls the plugin and prints the result, as JSON or as the table that the function show writes.
 func runAndPrint[T any](
 	b *storageCommands,
 	cmd *cobra.Command,
 	call func(context.Context, *client.Client) (T, error),
 	show func(io.Writer, T),
 ) error {
-	return runAndView(b, cmd, call, view[T]{table: show})
-}
-
-// runAndView is runAndPrint for a result with a view.
-func runAndView[T any](
-	b *storageCommands, cmd *cobra.Command, call func(context.Context, *client.Client) (T, error), v view[T],
-) error {
-	if b.json {
-		b.output = cmp.Or(b.output, outputJSON)
-	}
-	if known := v.outputs(); b.output != "" && !slices.Contains(known, b.output) {
-		return config.Problems{
-			{Flag: "--output", What: fmt.Sprintf("%q is not one of %s", b.output, strings.Join(known, ", "))},
-		}
-	}
-	if b.watch {
-		return watch(b, cmd, call, v)
-	}
-	result, calls, err := callPlugin(b, cmd, call)
+	result, err := callPlugin(b, cmd, call)
 	switch {
 	case err != nil:
 		return err
-	case b.dryRun:
-		plan := view[dryRun]{table: func(w io.Writer, d dryRun) { printCalls(w, d.Calls) }}
-		return plan.print(b.stdout, b.output, dryRun{true, calls})
+	case b.json:
+		return printJSON(b.stdout, result)
 	}
-	return v.print(b.stdout, b.output, result)
-}
-
-// dryRun is the JSON output of a dry run.
-type dryRun struct {
-	DryRun bool          `json:"dryRun"`
-	Calls  []client.Call `json:"calls"`
+	return printTable(b.stdout, func(w io.Writer) { show(w, result) })
 }
 
 // unfiltered returns the file behind an output that lets only printable text pass. Progress on a terminal needs it: it
@@ -331,24 +288,6 @@ func unfiltered(out io.Writer) io.Writer {
 		return filtered.Writer
 	}
 	return out
-}
-
-// printCalls prints the calls of a dry run.
-func printCalls(w io.Writer, calls []client.Call) {
-	line(w, "nothing was changed; without --dry-run the command makes these calls:")
-	for _, call := range calls {
-		text := "  " + call.Method
-		for _, part := range []struct{ name, value string }{
-			{"name", call.Name}, {"volume", call.VolumeID}, {"snapshot", call.SnapshotID}, {"source volume", call.SourceVolumeID},
-			{"source snapshot", call.SourceSnapshotID}, {"size", sizeText(call.SizeBytes)}, {"node", call.NodeID},
-			{"staging path", call.StagingPath}, {"target path", call.TargetPath},
-		} {
-			if part.value != "" {
-				text += ", " + part.name + " " + part.value
-			}
-		}
-		line(w, text)
-	}
 }
 
 // nameText returns the name of a volume or snapshot for a table. What is in parentheses is no name for commands.

@@ -38,11 +38,11 @@ It lists them on stderr, asks, and records on the rack that the controller's clu
 If an interrupted expansion has left a volume without a disk, adopt makes the volume's larger disk. Then it prints what
 the orchestrator needs in order to use the volumes.
 
-Nothing of the other cluster may run any more: its controller is not told and would go on using the volumes.
+Nothing of the other cluster may run any more: its controller would go on using the volumes.
 
 Repeated, adopt prints the same again and adopts what is missing. A cluster that is rebuilt and keeps its --cluster-id
 adopts nothing: with its own ID, the command only prints.`,
-		Example: `  oxide-csi volume adopt --from-cluster=prod-1 --dry-run
+		Example: `  oxide-csi volume adopt --from-cluster=prod-1
   oxide-csi volume adopt --from-cluster=prod-1 --for=kubernetes --yes | kubectl create -f -
   oxide-csi volume adopt --from-cluster=prod-1 --for=nomad --yes | sh`,
 		Args:              NoArgs,
@@ -56,10 +56,9 @@ adopts nothing: with its own ID, the command only prints.`,
 		"StorageClass of the PersistentVolumes; a claim is bound only to a volume of its class")
 	flags.StringVar(&f.pluginID, "plugin-id", "oxide", "ID of the plugin in Nomad")
 	flags.BoolVar(&f.yes, "yes", false, "do not ask")
-	completeFlag(cmd, "for",
-		cobra.FixedCompletions([]string{"kubernetes", "nomad"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "for", cobra.FixedCompletions([]string{"kubernetes", "nomad"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return b.runAdopt(cmd, f) }
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 func (b *storageCommands) runAdopt(cmd *cobra.Command, f adoptFlags) error {
@@ -77,11 +76,11 @@ func (b *storageCommands) runAdopt(cmd *cobra.Command, f adoptFlags) error {
 	list := func(ctx context.Context, plugin *client.Client) ([]client.AdoptableVolume, error) {
 		return plugin.Adoptable(ctx, f.from)
 	}
-	volumes, _, err := callPlugin(b, cmd, list)
+	volumes, err := callPlugin(b, cmd, list)
 	if err != nil {
 		return err
 	}
-	if !f.yes && !b.dryRun {
+	if !f.yes {
 		if err := confirmAdoption(cmd.InOrStdin(), b.stderr, f.from, volumes); err != nil {
 			return err
 		}

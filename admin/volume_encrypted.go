@@ -101,10 +101,6 @@ If the node itself cannot reach a controller, pass the output of attach --json t
 		Args:              exactly("VOLUME", "FILE"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
 	}
-	cmd.Flags().StringVar(&b.sysRoot, "sys-root", "", "path of this host's /sys (default /sys) [OXIDE_CSI_SYS_ROOT]")
-	cmd.Flags().StringVar(&b.devRoot, "dev-root", "", "path of this host's /dev (default /dev) [OXIDE_CSI_DEV_ROOT]")
-	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
-	cmd.Flags().Lookup("dev-root").Hidden = true
 	cmd.Flags().StringVar(&attachment, "attachment", "", attachmentHelp)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		given, err := readAttachment(attachment, cmd.InOrStdin())

@@ -51,7 +51,7 @@ If the node itself cannot reach a controller, pass the output of attach --json t
 				line(w, "volume "+args[0]+" is attached to node "+cmp.Or(node, a.NodeID))
 			})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 func (b *storageCommands) detach() *cobra.Command {
@@ -75,9 +75,6 @@ restart. Then detach succeeds too, and says so; with --json it prints untilResta
 	cmd.Flags().StringVar(&node, "node", "", "NODE, the ID or name of an instance (default this instance)")
 	completeFlag(cmd, "node", b.completeNode())
 	cmd.Flags().
-		StringVar(&b.sysRoot, "sys-root", "", "path of this host's /sys, to look for mounts of the disk (default /sys) [OXIDE_CSI_SYS_ROOT]")
-	cmd.Flags().Lookup("sys-root").Hidden = true // for tests
-	cmd.Flags().
 		BoolVar(&unmounted, "unmounted", false, "confirm that the volume is not mounted on the node of --node, or that the node is gone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if unmounted && node == "" {
@@ -94,7 +91,7 @@ restart. Then detach succeeds too, and says so; with --json it prints untilResta
 			line(w, "volume "+args[0]+" is detached from node "+cmp.Or(node, d.NodeID))
 		})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 // controllerGrace is how long mount --wait waits for a controller before it does without one. At a boot the controller
@@ -115,16 +112,15 @@ func (b *storageCommands) mount() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount VOLUME TARGET",
 		Short: "Mount an attached volume",
-		Long: `mount mounts a volume that is attached to this instance at the folder TARGET. It creates TARGET if needed; unmount then
-removes it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is mounted, or mount
-fails. If mount fails, it unstages what it has staged.
+		Long: `mount mounts a volume that is attached to this instance at the directory TARGET. It creates TARGET if needed;
+unmount then removes it. A disk that is proved blank is formatted first. On any other disk the existing filesystem is
+mounted, or mount fails.
 
-If the controller or the rack does not answer, or the rack denies the call, a volume is mounted that was mounted here
-before and whose disk is still attached: only if the plugin made its filesystem on this very disk, which is then neither
-formatted nor grown. detach and delete end this.
+If controller or rack do not respond, or the rack denies the call, a volume is mounted that was mounted here before and
+whose disk is still attached: only if the plugin made its filesystem on this very disk, which is then neither formatted
+nor grown. detach and delete end this.
 
-With --block, TARGET becomes a device file of the disk. Create such a volume with create --block: only then is the whole
-disk read before a later mount formats it.`,
+With --block, TARGET becomes a device file of the disk. Create such a volume with create --block.`,
 		Example: `  oxide-csi volume mount "$id" /srv/data
   oxide-csi volume mount "$id" /srv/data --fs-type=xfs --volume-context=rootUid=999 --volume-context=rootMode=0750`,
 		Args:              exactly("VOLUME", "TARGET"),
@@ -148,11 +144,11 @@ disk read before a later mount formats it.`,
 			func(w io.Writer, m client.Mounted) {
 				line(w, "volume "+args[0]+" is mounted at "+m.TargetPath)
 				if m.NoController != "" {
-					line(w, "the disk was still attached, so the controller was not needed, which did not answer: "+m.NoController)
+					line(w, "the disk was still attached, so the controller was not needed, which did not respond: "+m.NoController)
 				}
 			})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 // add adds the flags to the command.
@@ -162,24 +158,18 @@ func (f *mountFlags) add(cmd *cobra.Command) {
 		&f.fsType,
 		"fs-type",
 		"",
-		"filesystem: "+strings.Join(
-			filesystem.Types(),
-			", ",
-		)+" (default: the filesystem on the disk, or "+filesystem.Types()[0]+" for a blank disk)",
+		"filesystem: "+strings.Join(filesystem.Types(),
+			", ")+" (default: the filesystem on the disk, or "+filesystem.Types()[0]+" for a blank disk)",
 	)
 	flags.BoolVar(&f.block, "block", false, "use the raw disk without a filesystem")
 	flags.BoolVar(&f.readOnly, "read-only", false, "mount the volume read-only at TARGET")
 	flags.StringArrayVar(&f.options, "option", nil, "mount option such as noatime; may be repeated")
-	flags.StringVar(
-		&f.accessMode,
-		"access-mode",
-		"SINGLE_NODE_WRITER",
-		"CSI access mode; SINGLE_NODE_MULTI_WRITER allows several targets",
-	)
+	flags.StringVar(&f.accessMode, "access-mode", "SINGLE_NODE_WRITER",
+		"CSI access mode; SINGLE_NODE_MULTI_WRITER allows several targets")
 	f.context = keyValues(
 		flags,
 		"volume-context",
-		"for a new filesystem mkfsOptions, rootUid, rootGid, rootMode; verifyFilesystem=false; diskName of a disk created by hand; may be repeated",
+		"for a new filesystem mkfsOptions, rootUid, rootGid, rootMode; verifyFilesystem=false; diskName of a disk created manually; may be repeated",
 	)
 	flags.BoolVar(&f.attach, "attach", false, "attach the volume to this instance first")
 	flags.StringVar(&f.attachment, "attachment", "", attachmentHelp)
@@ -190,10 +180,7 @@ func (f *mountFlags) add(cmd *cobra.Command) {
 
 // accessModes are the access modes of a disk, which is attached to one instance at a time.
 var accessModes = []string{
-	"SINGLE_NODE_WRITER",
-	"SINGLE_NODE_SINGLE_WRITER",
-	"SINGLE_NODE_MULTI_WRITER",
-	"SINGLE_NODE_READER_ONLY",
+	"SINGLE_NODE_WRITER", "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER", "SINGLE_NODE_READER_ONLY",
 }
 
 func (f mountFlags) parse(stdin io.Reader) (client.MountOptions, error) {
@@ -260,7 +247,7 @@ func (b *storageCommands) unmount() *cobra.Command {
 		Use:        "unmount VOLUME TARGET",
 		SuggestFor: []string{"umount"},
 		Short:      "Unmount a volume",
-		Long: `unmount unmounts a volume from TARGET, and removes the folder or file there that mount has created. It returns when all
+		Long: `unmount unmounts a volume from TARGET, and removes the directory or file there that mount has created. It returns when all
 data is on the disk and no process on this node uses the disk. Then the volume can be detached. If TARGET is not this
 volume, it is not touched.`,
 		Example:           `  oxide-csi volume unmount "$id" /srv/data`,
@@ -278,5 +265,5 @@ volume, it is not touched.`,
 			return plugin.Unmount(ctx, args[0], target, keepStaged)
 		}, func(w io.Writer, m client.Mounted) { line(w, "volume "+args[0]+" is unmounted from "+m.TargetPath) })
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }

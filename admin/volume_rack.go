@@ -30,8 +30,9 @@ func (b *storageCommands) createVolume() *cobra.Command {
 	var opts client.CreateVolumeOptions
 	var size config.SizeFlag
 	cmd := &cobra.Command{
-		Use:   "create NAME",
-		Short: "Create a volume, or find the volume of this name",
+		Use:        "create NAME",
+		SuggestFor: []string{"clone", "copy", "restore"},
+		Short:      "Create a volume, or find the volume of this name",
 		Long: `create creates a volume and prints its ID. Repeated with the same name, it prints the ID of the existing volume, so a script
 need not store the ID. If the existing volume differs from the flags, create fails and says how.
 
@@ -40,11 +41,8 @@ Names are unique within the plugin's cluster ID: another create with the same na
 		Args:    exactlyOr("--size", "NAME"),
 	}
 	flags := cmd.Flags()
-	flags.Var(
-		&size,
-		"size",
-		"size with a unit, such as 20GiB or 20G; rounded up to whole GiB. Required for an empty volume",
-	)
+	flags.Var(&size, "size",
+		"size with a unit, such as 20GiB or 20G; rounded up to whole GiB. Required for an empty volume")
 	flags.StringVar(&opts.FromSnapshot, "from-snapshot", "", "create the volume from this SNAPSHOT, an ID or a name")
 	flags.StringVar(&opts.FromVolume, "from-volume", "", "create the volume as a copy of this VOLUME")
 	flags.StringVar(&opts.Rack, "rack", "", "name of the rack to create the volume on, if the plugin serves several")
@@ -72,7 +70,7 @@ Names are unique within the plugin's cluster ID: another create with the same na
 		},
 			func(w io.Writer, v client.Volume) { line(w, v.ID) })
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 func (b *storageCommands) expandVolume() *cobra.Command {
@@ -84,9 +82,9 @@ func (b *storageCommands) expandVolume() *cobra.Command {
 		Long: `expand makes a volume larger and prints its size. The volume keeps its ID, and its filesystem grows when it is mounted the
 next time. A volume that is as large already stays as it is, and no volume becomes smaller.
 
-A rack cannot change the size of a disk. expand makes a snapshot of the disk, deletes the disk, and makes a larger one of the
-snapshot. So detach the volume first, and have quota for the larger disk and the snapshot. If expand is interrupted, repeat
-it, or attach the volume: the data are on the snapshot, which must not be deleted.`,
+expand makes a snapshot, deletes the disk, and makes a larger one of the snapshot. So detach the volume first, and have
+quota for the larger disk and the snapshot. If expand is interrupted, repeat it, or attach the volume: the data are on
+the snapshot, which must not be deleted.`,
 		Example:           `  oxide-csi volume expand postgres --size=40GiB`,
 		Args:              exactlyOr("--size", "VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
@@ -107,7 +105,7 @@ it, or attach the volume: the data are on the snapshot, which must not be delete
 				line(w, text)
 			})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 // checkCreateFlags rejects what the plugin would reject too, with the names of flags.
@@ -154,78 +152,43 @@ func (b *storageCommands) listVolumes() *cobra.Command {
 		Short:      "List volumes",
 		Long: `list lists the volumes that the plugin created for its cluster, with the node that each is attached to, and where it is
 mounted on this host. Volumes that were adopted from another cluster are listed while they are attached. Commands find
-them by their IDs: a name in parentheses is that of another cluster or of a disk. The table is 100 columns wide, with … in
-long texts; --output=wide shows all, and the IDs.
+them by their IDs: a name in parentheses is that of another cluster or of a disk.
 
-If the controller plans restarts (attach mode restart), list also shows the nodes with a planned or current restart, what
-the restart attaches and detaches, and why it has not begun. Other replicas of the controller may know of more.`,
-		Example: `  oxide-csi volume list --watch
-  oxide-csi volume list --output=wide --sort-by=age
-  oxide-csi volume list --output=name`,
+On a rack without hot-plug list also shows the nodes with a planned or current restart, or in attach mode hot those that
+must be stopped manually, and what that attaches and detaches. Other replicas of the controller may know of more.`,
+		Example: `  oxide-csi volume list
+  oxide-csi volume list --json | jq -r 'sort_by(.sizeBytes)[].volumeID'`,
 		Args:              NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().
 		BoolVar(&all, "all", false, "also list the other attached disks of the project, boot disks included")
-	b.withWatch(cmd)
-	sortVolumes := order[client.Volume]{
-		"name": func(x, y client.Volume) int { return cmp.Compare(volumeName(x), volumeName(y)) },
-		"size": func(x, y client.Volume) int { return cmp.Compare(x.SizeBytes, y.SizeBytes) },
-		"age":  func(x, y client.Volume) int { return y.Created.Compare(x.Created) },
-		"node": func(x, y client.Volume) int { return cmp.Compare(volumeNode(x), volumeNode(y)) },
-	}.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return runAndView(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
+		return runAndPrint(b, cmd, func(ctx context.Context, plugin *client.Client) (client.VolumeList, error) {
 			list, err := plugin.ListVolumes(ctx, all)
 			if err == nil {
 				err = plugin.SetMounts(ctx, list.Volumes)
 			}
-			sortVolumes(list.Volumes)
+			slices.SortStableFunc(list.Volumes, func(x, y client.Volume) int {
+				return cmp.Compare(volumeName(x), volumeName(y))
+			})
 			return list, err
-		}, view[client.VolumeList]{table: printVolumes, wide: printVolumesWide, names: volumeArguments})
+		}, printVolumes)
 	}
 	return cmd
 }
 
 func volumeName(v client.Volume) string { return nameText(v.Name, v.Cluster, v.DiskName) }
 
-func volumeNode(v client.Volume) string { return cmp.Or(v.NodeName, v.NodeID, "-") }
-
-// volumeRow is the row of a volume in both tables.
-func volumeRow(v client.Volume) []string {
-	mounts := cmp.Or(strings.Join(v.Mounts, ","), "-")
-	return []string{volumeName(v), sizeText(v.SizeBytes), ageText(v.Created), volumeNode(v), mounts}
-}
-
-var volumeHeads = []string{"NAME", "SIZE", "AGE", "NODE", "MOUNT"}
-
 func printVolumes(w io.Writer, list client.VolumeList) {
-	rows := [][]string{slices.Clone(volumeHeads)}
+	line(w, "NAME", "SIZE", "AGE", "NODE", "MOUNT", "RACK", "ID", "CLAIM")
 	for _, v := range list.Volumes {
-		rows = append(rows, volumeRow(v))
-	}
-	fitted(w, rows)
-	if list.Restarts != nil {
-		printRestarts(w, list)
-	}
-}
-
-func printVolumesWide(w io.Writer, list client.VolumeList) {
-	line(w, append(slices.Clone(volumeHeads), "RACK", "ID", "CLAIM")...)
-	for _, v := range list.Volumes {
-		line(w, append(volumeRow(v), v.Rack, v.ID, cmp.Or(v.Claim, "-"))...)
+		node, mounts := cmp.Or(v.NodeName, v.NodeID, "-"), cmp.Or(strings.Join(v.Mounts, ","), "-")
+		line(w, volumeName(v), sizeText(v.SizeBytes), ageText(v.Created), node, mounts, v.Rack, v.ID, cmp.Or(v.Claim, "-"))
 	}
 	if list.Restarts != nil {
 		printRestarts(w, list)
 	}
-}
-
-// volumeArguments returns for each volume the name by which commands find it, or its ID.
-func volumeArguments(list client.VolumeList) (names []string) {
-	for _, v := range list.Volumes {
-		names = append(names, cmp.Or(v.UsableName(), v.ID))
-	}
-	return names
 }
 
 func (b *storageCommands) showVolume() *cobra.Command {
@@ -233,9 +196,9 @@ func (b *storageCommands) showVolume() *cobra.Command {
 		Use:        "show VOLUME",
 		SuggestFor: []string{"get", "describe"},
 		Short:      "Show a volume and its problems",
-		Long: `show shows where a volume is attached, and its problems. If the controller plans restarts (attach mode restart), it also
-shows the node whose restart the volume waits for, since when, and why the restart has not begun. It shows a node that
-still has the disk although the volume was detached.`,
+		Long: `show shows where a volume is attached, and its problems. On a rack without hot-plug it also
+shows the node whose restart or stop the volume waits for, since when, and why the restart has not begun. It shows a node
+that still has the disk although the volume was detached.`,
 		Example:           `  oxide-csi volume show postgres`,
 		Args:              exactly("VOLUME"),
 		ValidArgsFunction: firstArgument(b.completeVolume()),
@@ -318,7 +281,7 @@ If no volume has this ID or this name, delete succeeds, as it does when it is re
 			}
 		})
 	}
-	return b.withDryRun(cmd)
+	return cmd
 }
 
 // deletedVolume has no ID if no volume had the name.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 // printRestarts prints the restart of each node: its status, and the disks it attaches and detaches.
@@ -23,26 +23,19 @@ func printRestarts(w io.Writer, list client.VolumeList) {
 	}
 	line(w)
 	for _, r := range list.Restarts {
-		line(
-			w,
-			"node "+cmp.Or(list.NodeNames[r.InstanceID], r.InstanceID)+" "+cmp.Or(
-				describeStatus(r.Reason, r.Message),
-				"needs no restart, but its next restart will",
-			)+":",
-		)
+		node := cmp.Or(list.NodeNames[r.InstanceID], r.InstanceID)
+		status := cmp.Or(describeStatus(r.Reason, r.Message), "needs no restart, but its next restart will")
+		line(w, "node "+node+" "+status+":")
 		for _, pending := range r.Attach {
 			volume := cmp.Or(names[pending.VolumeID], pending.VolumeID)
 			line(w, "  attach "+volume+describeRequest(pending.Since, pending.LastRequested, pending.Problem))
 		}
 		for _, disk := range r.Detach {
-			line(w, "  detach "+cmp.Or(names[disk], disk)+", which is no longer published there")
+			line(w, "  detach "+cmp.Or(names[disk], disk)+", which is no longer wanted there")
 		}
 	}
 	if len(list.Restarts) == 0 {
-		line(
-			w,
-			"no node needs a restart, as far as this controller knows: another replica may have got requests",
-		)
+		line(w, "no node needs a restart, as far as this controller knows: another replica may have got requests")
 		return
 	}
 	line(w, "this is what one controller knows: another replica may have got requests for other volumes")
@@ -52,33 +45,17 @@ func printRestarts(w io.Writer, list client.VolumeList) {
 // node.
 func printVolumeRestart(w io.Writer, v client.Volume) {
 	if pending := v.WaitsFor; pending != nil {
-		line(
-			w,
-			"waits:",
-			"to be attached to "+client.NodeText(pending.NodeName, pending.NodeID)+describeRequest(
-				pending.RequestedSince,
-				pending.LastRequested,
-				pending.Problem,
-			),
-		)
+		request := describeRequest(pending.RequestedSince, pending.LastRequested, pending.Problem)
+		line(w, "waits:", "to be attached to "+client.NodeText(pending.NodeName, pending.NodeID)+request)
 		printStatus(w, pending.Restart)
 	} else if v.NodeID == "" {
-		line(
-			w,
-			"waits:",
-			"for nothing, as far as this controller knows: another replica may have got a request for the volume",
-		)
+		line(w, "waits:",
+			"for nothing, as far as this controller knows: another replica may have got a request for the volume")
 	}
-	if detaching := v.StillOn; detaching != nil {
-		line(
-			w,
-			"still on:",
-			client.NodeText(
-				detaching.NodeName,
-				detaching.NodeID,
-			)+", where it is no longer published: the next restart of that node detaches it",
-		)
-		printStatus(w, *detaching)
+	if on := v.StillOn; on != nil {
+		line(w, "still on:", client.NodeText(on.NodeName, on.NodeID)+
+			", where it is no longer wanted: it is detached when that node is stopped or restarted")
+		printStatus(w, *on)
 	}
 }
 
@@ -90,14 +67,14 @@ func printStatus(w io.Writer, r client.Restart) {
 }
 
 // describeStatus describes the status of a node's restart, or returns "" if the node needs none.
-func describeStatus(reason restart.Reason, message string) string {
+func describeStatus(reason rpc.RestartReason, message string) string {
 	switch reason {
 	case "":
 		return ""
-	case restart.ReasonUnderWay:
+	case rpc.ReasonUnderWay:
 		return "is being restarted (" + message + ")"
-	case restart.ReasonPolicy:
-		return "would be restarted (" + message + ")"
+	case rpc.ReasonManual:
+		return "must be stopped manually (" + message + ")"
 	}
 	return "needs a restart, which has not started (" + message + ")"
 }

@@ -24,7 +24,7 @@
 //   - size.go: the memory and the wakeups of an idle process, the size of the program
 //
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
-// into bench/results.json, and the table and the plot of docs/explanation/scale.md.
+// into bench/results.json and the plot of docs/explanation/scale.md, and prints their table.
 //
 // With -nomad it measures how long a job on a real Nomad is without its volume, with -upgrade how long a pod that
 // writes waits while the plugin is replaced on a real Kubernetes (orchestrated.go).

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -34,11 +33,10 @@ const (
 	// fullScalePrefix begins the names of the rows of make scale, and the number of volumes follows. Only make scale
 	// writes these rows.
 	fullScalePrefix = "scale/full/"
-	scalePage       = "docs/explanation/scale.md"
 	scalePlot       = "docs/explanation/scale.svg"
 )
 
-// fullScale measures all sizes, and writes the plot and the table of the page.
+// fullScale measures all sizes, writes the plot of the page, and prints the table.
 func fullScale(ctx context.Context, b *bench) (rows []row, err error) {
 	var lines []plotLine
 	for _, size := range fullScales {
@@ -55,7 +53,8 @@ func fullScale(ctx context.Context, b *bench) (rows []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return rows, errors.Join(os.WriteFile(scalePlot, svg, 0o644), updatePage(scalePage, scaleTable(rows)))
+	fmt.Print(scaleTable(rows))
+	return rows, os.WriteFile(scalePlot, svg, 0o644)
 }
 
 // plotLine is one line of the plot: the rack's calls in each second.
@@ -156,23 +155,4 @@ func tableNumber(value float64) string {
 		return thousands(int(value + 0.5))
 	}
 	return strconv.FormatFloat(value, 'g', 3, 64)
-}
-
-const (
-	tableBegin = "<!-- scale:begin -->\n"
-	tableEnd   = "<!-- scale:end -->\n"
-)
-
-// updatePage replaces the table of a page.
-func updatePage(file, table string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, begins := strings.Cut(string(text), tableBegin)
-	_, after, ends := strings.Cut(rest, tableEnd)
-	if !begins || !ends {
-		return fmt.Errorf("%s has no lines %q and %q, between which the table belongs", file, tableBegin, tableEnd)
-	}
-	return os.WriteFile(file, []byte(before+tableBegin+table+tableEnd+after), 0o644)
 }

@@ -308,7 +308,7 @@ func TestBadInput(t *testing.T) {
 				for operation, n := range e.Calls(t) {
 					// The rack checks sizes, so the create of a volume goes on until then. An answer about a volume needs a
 					// look-up of the volume.
-					create := operation == "disk_create" || operation == "anti_affinity_group_list"
+					create := operation == "disk_create" || operation == "anti_affinity_group_view"
 					if operation != "disk_view" && (!create || row.code != codes.OutOfRange) {
 						t.Errorf("the rack got %s %d times", operation, n)
 					}

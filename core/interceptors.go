@@ -63,7 +63,7 @@ func (s *Server) logAndCount(
 	case isRoutine(method):
 		level = slog.LevelDebug
 	}
-	log.LogAttrs(ctx, level, "answered", attrs...)
+	log.LogAttrs(ctx, level, "responded", attrs...)
 	if err != nil {
 		return nil, result.Err()
 	}

@@ -64,7 +64,7 @@ func TestPanicFailsOneCall(t *testing.T) {
 			if _, err := client.CreateVolume(coretest.WithTimeout(t, time.Minute), coretest.CreateRequest("v")); err != nil {
 				t.Errorf("the next call: %v", err)
 			}
-			if answered := records(t, log, "answered"); len(answered) != 2 {
+			if answered := records(t, log, "responded"); len(answered) != 2 {
 				t.Errorf("%d calls logged, want 2", len(answered))
 			}
 			if ids := r.Volumes(t); len(ids) != 1 {
@@ -320,7 +320,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 		{"method": "Probe", "code": "OK", "level": "DEBUG"},
 	} {
 		found := false
-		for _, record := range records(t, log, "answered") {
+		for _, record := range records(t, log, "responded") {
 			matches := record["request_id"] != nil && record["duration"] != nil
 			for key, value := range want {
 				matches = matches && record[key] == value
@@ -340,7 +340,7 @@ func TestRequestsAreLoggedAtDebugOnly(t *testing.T) {
 	e.Must(t, err)
 	_, err = csi.NewIdentityClient(e.Conn).Probe(t.Context(), &csi.ProbeRequest{})
 	e.Must(t, err)
-	if lines := strings.Count(log.String(), "\n"); lines != 1 || len(records(t, log, "answered")) != 1 {
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || len(records(t, log, "responded")) != 1 {
 		t.Errorf("want one line, for CreateVolume, got\n%s", log)
 	}
 }

@@ -16,7 +16,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
+
+	"github.com/google/uuid"
 )
 
 // Instance is what a node must know about itself before it can serve.
@@ -95,6 +98,16 @@ type Error struct {
 	Next string
 }
 
+// NotReady returns an error that may go away by itself. cause may be nil.
+func NotReady(what string, cause error, next string) *Error {
+	return &Error{ErrNotReady, what, cause, next}
+}
+
+// Invalid returns an error that an operator must repair. cause may be nil.
+func Invalid(what string, cause error, next string) *Error {
+	return &Error{ErrInvalid, what, cause, next}
+}
+
 // Error is "what: cause; next" on one line.
 func (e *Error) Error() string {
 	s := e.What
@@ -112,14 +125,9 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-const (
-	urnPrefix = "urn:uuid:"
-	nilUUID   = "00000000-0000-0000-0000-000000000000"
-	maxUUID   = "ffffffff-ffff-ffff-ffff-ffffffffffff"
-)
-
-// ParseInstanceID returns the UUID in s in lower case with hyphens. It accepts a UUID with hyphens or as 32 hexadecimal
-// digits, optionally after "urn:uuid:" or in braces, in upper or lower case, with space around it.
+// ParseInstanceID returns the UUID in s in lower case with hyphens. It accepts the four notations that a rack accepts
+// (docs/reference/rack.md §1), in upper or lower case, with space around it: with hyphens, also after "urn:uuid:" or in
+// braces, and 32 hexadecimal digits.
 //
 // It rejects an empty text, and a template that an orchestrator did not fill in: "${meta.oxide.instance_id}" of a Nomad
 // job file whose client lacks that key, or "$(NODE_ID)" of a pod. It also rejects the two UUIDs by which firmware says
@@ -133,73 +141,33 @@ func ParseInstanceID(s string) (string, error) {
 	if isTemplate(s) {
 		return "", fmt.Errorf("the instance ID is %s, a template that the orchestrator did not fill in", quote(s))
 	}
-	id, ok := canonicalUUID(s)
-	if !ok {
+	id, err := uuid.Parse(s)
+	if err != nil || uuid.Validate(s) != nil { // which also looks at the braces
 		return "", fmt.Errorf("the instance ID %s is not a UUID", quote(s))
 	}
-	if id == nilUUID || id == maxUUID {
+	if id == uuid.Nil || id == uuid.Max {
 		return "", fmt.Errorf("the instance ID %s means that none was set", quote(s))
 	}
-	return id, nil
+	return id.String(), nil
 }
 
-// canonicalUUID returns the UUID in s in lower case with hyphens. It returns false if s is in no notation that
-// ParseInstanceID accepts.
-func canonicalUUID(s string) (string, bool) {
-	s = strings.ToLower(s)
-	if inner, ok := strings.CutPrefix(s, urnPrefix); ok {
-		s = inner
-	} else if inner, ok := strings.CutPrefix(s, "{"); ok {
-		if s, ok = strings.CutSuffix(inner, "}"); !ok {
-			return "", false
-		}
-	}
-	if len(s) == 32 {
-		s = s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
-	}
-	if len(s) != 36 {
-		return "", false
-	}
-	for i, c := range []byte(s) {
-		switch {
-		case i == 8 || i == 13 || i == 18 || i == 23:
-			if c != '-' {
-				return "", false
-			}
-		case !('0' <= c && c <= '9' || 'a' <= c && c <= 'f'):
-			return "", false
-		}
-	}
-	return s, true
-}
+// rackNames is the rule of the CSI specification for a topology segment (message Topology).
+var rackNames = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
-// maxRackLen is the CSI specification's limit for a topology segment, in bytes.
-const maxRackLen = 63
-
-// CheckRack returns an error if a rack's name is invalid. The name is the value of a topology segment, so the rule of
-// the CSI specification holds (message Topology): 1 to 63 bytes; letters, digits, '-', '_' and '.'; a letter or digit
-// at both ends.
+// CheckRack returns an error if a rack's name is invalid. The name is the value of a topology segment.
 func CheckRack(name string) error {
 	switch {
 	case name == "":
 		return errors.New("the rack name is empty")
 	case isTemplate(name):
 		return fmt.Errorf("the rack name is %s, a template that the orchestrator did not fill in", quote(name))
-	case len(name) > maxRackLen:
-		return fmt.Errorf("the rack name has %d bytes, and a topology segment holds at most %d", len(name), maxRackLen)
-	case !alphanumeric(name[0]) || !alphanumeric(name[len(name)-1]):
-		return fmt.Errorf("the rack name %s must begin and end with a letter or digit", quote(name))
-	}
-	for i := range len(name) {
-		if c := name[i]; !alphanumeric(c) && c != '-' && c != '_' && c != '.' {
-			return fmt.Errorf("the rack name %s may hold only letters, digits, '-', '_' and '.'", quote(name))
-		}
+	case !rackNames.MatchString(name):
+		return fmt.Errorf(
+			"the rack name %s is not 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+			quote(name),
+		)
 	}
 	return nil
-}
-
-func alphanumeric(c byte) bool {
-	return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
 // isTemplate reports whether s contains a reference that Nomad ("${…}") or Kubernetes ("$(…)") did not fill in.

@@ -19,8 +19,8 @@ func TestParseInstanceIDTakesEveryNotation(t *testing.T) {
 	digits := strings.ReplaceAll(id, "-", "")
 	for _, in := range []string{
 		id, strings.ToUpper(id), digits, strings.ToUpper(digits),
-		"urn:uuid:" + id, "URN:UUID:" + strings.ToUpper(id), "urn:uuid:" + digits,
-		"{" + id + "}", "{" + digits + "}", "  " + id + "\r\n", "\t{" + id + "} ",
+		"urn:uuid:" + id, "URN:UUID:" + strings.ToUpper(id),
+		"{" + id + "}", "  " + id + "\r\n", "\t{" + id + "} ",
 	} {
 		if got, err := metadata.ParseInstanceID(in); got != id || err != nil {
 			t.Errorf("ParseInstanceID(%q) = %q, %v; want %q", in, got, err, id)

@@ -69,7 +69,7 @@ var (
 		true,
 		ObjectNode,
 		"The restart is over, and the node still takes no workloads.",
-		"Allow them by hand: `kubectl uncordon NODE` or `nomad node eligibility -enable NODE`. Remove the mark of the " +
+		"Allow them: `kubectl uncordon NODE` or `nomad node eligibility -enable NODE`. Remove the mark of the " +
 			"restart as [planned-restarts.md](../how-to/planned-restarts.md#change-the-mode) says. In Kubernetes apply " +
 			"the manifests or the chart again afterwards.",
 	}
@@ -84,14 +84,6 @@ var (
 		"Replace the token: [rotate-token.md](../how-to/rotate-token.md).",
 	}
 )
-
-// Events returns all events.
-func Events() []Event {
-	return []Event{
-		EventRestartPlanned, EventRestartRefused, EventRestartHangs, EventRestartStuck, EventRestartNotStarted,
-		EventRestartWaitsForDisk, EventRestartNotBack, EventRestartNotUndrained, EventWaitsForRestart, EventTokenExpires,
-	}
-}
 
 // Report is an event with what happened.
 type Report struct {

@@ -25,6 +25,20 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the table of docs/reference/events.md")
 
+// allEvents are those that the package declares, which TestEveryEventIsOfTheTable compares.
+var allEvents = []orchestrator.Event{
+	orchestrator.EventRestartPlanned,
+	orchestrator.EventRestartRefused,
+	orchestrator.EventRestartHangs,
+	orchestrator.EventRestartStuck,
+	orchestrator.EventRestartNotStarted,
+	orchestrator.EventRestartWaitsForDisk,
+	orchestrator.EventRestartNotBack,
+	orchestrator.EventRestartNotUndrained,
+	orchestrator.EventWaitsForRestart,
+	orchestrator.EventTokenExpires,
+}
+
 // The table of the page is made from the events.
 func TestEventsPage(t *testing.T) {
 	const page, begin, end = "../docs/reference/events.md",
@@ -32,7 +46,7 @@ func TestEventsPage(t *testing.T) {
 		"<!-- End of the generated table. -->\n"
 	var table strings.Builder
 	table.WriteString("| reason | type | object | when it comes | what to do |\n|---|---|---|---|---|\n")
-	for _, event := range orchestrator.Events() {
+	for _, event := range allEvents {
 		kind := "Normal"
 		if event.Problem {
 			kind = "Warning"
@@ -68,7 +82,7 @@ func TestEventReasonsArePermanent(t *testing.T) {
 	}
 	var got []string
 	word := regexp.MustCompile(`^([A-Z][a-z]+)+$`)
-	for _, event := range orchestrator.Events() {
+	for _, event := range allEvents {
 		got = append(got, event.Reason)
 		if !word.MatchString(event.Reason) || event.When == "" || event.Next == "" ||
 			!slices.Contains(
@@ -114,8 +128,8 @@ func TestEveryEventIsOfTheTable(t *testing.T) {
 			}
 		}
 	})
-	if events < 100 || len(declared) != len(orchestrator.Events()) {
-		t.Errorf("%d files were read; they declare %v, want the %d events", events, declared, len(orchestrator.Events()))
+	if events < 100 || len(declared) != len(allEvents) {
+		t.Errorf("%d files were read; they declare %v, want the %d events", events, declared, len(allEvents))
 	}
 	for name := range declared {
 		if !used[name] {

@@ -41,10 +41,21 @@ func Some(names []string) string {
 	return strings.Join(names, ", ")
 }
 
+// Attachment is a volume, and where the orchestrator has it attached.
+type Attachment struct {
+	// VolumeID is the CSI ID, and NodeID the CSI node ID, or empty if it is not known.
+	VolumeID, NodeID string
+	// Claim names the claim as oxide-csi explain takes it. By names who uses it there, or is empty if the orchestrator
+	// has the volume attached nowhere.
+	Claim, By string
+	// Runs says that a workload runs there, so the volume is mounted.
+	Runs bool
+}
+
 // Examiner examines how an orchestrator is set up for the plugin. It changes nothing. What cannot be read is a finding.
-// It reads each list once.
+// It reads each list once. It also returns the attachments that the racks should have, as far as it has seen them.
 type Examiner interface {
-	Examine(ctx context.Context) []Finding
+	Examine(ctx context.Context) ([]Finding, []Attachment)
 }
 
 // StorageClass has what an orchestrator passes to each CreateVolume of a kind of volumes.

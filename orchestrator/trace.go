@@ -92,6 +92,14 @@ const (
 	ClaimOfAnother TraceCondition = "ClaimOfAnother"
 	// Terminating: the claim is being deleted.
 	Terminating TraceCondition = "Terminating"
+	// WorkloadTerminating: the workload is being deleted, and is still there.
+	WorkloadTerminating TraceCondition = "WorkloadTerminating"
+	// ClaimMissing: the claim that the workload names does not exist.
+	ClaimMissing TraceCondition = "ClaimMissing"
+	// NoConsumer: the volume is made when a workload uses the claim, and there is none.
+	NoConsumer TraceCondition = "NoConsumer"
+	// Released: the claim of the volume is gone, and the orchestrator still has the volume.
+	Released TraceCondition = "Released"
 	// Running: the workload runs.
 	Running TraceCondition = "Running"
 )

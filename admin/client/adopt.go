@@ -31,19 +31,19 @@ type AdoptableVolume struct {
 // after their adoption.
 func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolume, error) {
 	ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataOfCluster, cluster)
-	asking, option, decodeDetails := askDetails(ctx)
+	asking, option, decode := ask(ctx, wantDetails)
 	volumes := map[string]*AdoptableVolume{}
 	for page, err := range c.volumePages(asking, option) {
 		if err != nil {
 			return nil, err
 		}
-		details, err := decodeDetails()
+		answered, err := decode()
 		if err != nil {
 			return nil, err
 		}
 		for _, entry := range page.GetEntries() {
 			volume := toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds())
-			volume.setDetails(details)
+			volume.setDetails(answered.details)
 			volumes[volume.ID] = &AdoptableVolume{Volume: volume, Context: entry.GetVolume().GetVolumeContext()}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -35,8 +36,6 @@ type Options struct {
 	DevRoot string
 	// SysRoot is the path of this host's /sys.
 	SysRoot string
-	// DryRun makes the client send no call that could change anything; see [Client.Calls].
-	DryRun bool
 	// Progress shows which call takes long.
 	Progress Progress
 }
@@ -48,7 +47,6 @@ type Client struct {
 	controller csi.ControllerClient
 	node       csi.NodeClient
 	conns      []*grpc.ClientConn
-	calls      []Call
 	typed      map[string]string // names that the caller has given, by ID
 }
 
@@ -80,66 +78,10 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// Calls returns the calls that a dry run did not send.
-func (c *Client) Calls() []Call { return c.calls }
-
-// Call is a CSI call that changes something, with the most important fields of its request.
-type Call struct {
-	Method           string `json:"call"`
-	Name             string `json:"name,omitempty"`
-	VolumeID         string `json:"volumeID,omitempty"`
-	SnapshotID       string `json:"snapshotID,omitempty"`
-	SourceVolumeID   string `json:"sourceVolumeID,omitempty"`
-	SourceSnapshotID string `json:"sourceSnapshotID,omitempty"`
-	SizeBytes        int64  `json:"sizeBytes,omitempty"`
-	NodeID           string `json:"nodeID,omitempty"`
-	StagingPath      string `json:"stagingPath,omitempty"`
-	TargetPath       string `json:"targetPath,omitempty"`
-}
-
-// describeCall returns the method without its service, and the fields that the request has.
-func describeCall(fullMethod string, req any) Call {
-	call := Call{Method: fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]}
-	if r, ok := req.(interface{ GetName() string }); ok {
-		call.Name = r.GetName()
-	}
-	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		call.VolumeID = r.GetVolumeId()
-	}
-	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
-		call.SnapshotID = r.GetSnapshotId()
-	}
-	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
-		call.SourceVolumeID = r.GetSourceVolumeId()
-	}
-	if r, ok := req.(*csi.CreateVolumeRequest); ok {
-		call.SizeBytes = r.GetCapacityRange().GetRequiredBytes()
-		call.SourceVolumeID = r.GetVolumeContentSource().GetVolume().GetVolumeId()
-		call.SourceSnapshotID = r.GetVolumeContentSource().GetSnapshot().GetSnapshotId()
-	}
-	if r, ok := req.(interface{ GetNodeId() string }); ok {
-		call.NodeID = r.GetNodeId()
-	}
-	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
-		call.StagingPath = r.GetStagingTargetPath()
-	}
-	if r, ok := req.(interface{ GetTargetPath() string }); ok {
-		call.TargetPath = r.GetTargetPath()
-	}
-	return call
-}
-
-// readOnlyCalls are the calls that change nothing. A dry run sends no other calls.
-var readOnlyCalls = map[string]bool{
-	"ControllerGetVolume": true, "ControllerGetVolumeHealth": true, "ListVolumes": true, "GetCapacity": true,
-	"GetPluginInfo": true, "GetSnapshot": true, "ListSnapshots": true, "NodeGetInfo": true,
-}
-
 // reconnectDelay is the time between two attempts to connect.
 const reconnectDelay = time.Second
 
-// connect makes a connection. Its interceptor turns failures into an [Error], and in a dry run records the calls that
-// would change something.
+// connect makes a connection. Its interceptor turns failures into an [Error].
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	var dialError atomic.Pointer[error] // of the last attempt that failed
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
@@ -154,12 +96,8 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	intercept := func(
 		ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
-		call := describeCall(method, req)
-		if c.opts.DryRun && !readOnlyCalls[call.Method] {
-			c.calls = append(c.calls, call)
-			return nil
-		}
-		endProgress := c.opts.Progress.during(call.Method)
+		name := path.Base(method) // without its service
+		endProgress := c.opts.Progress.during(name)
 		err := invoke(ctx, method, req, reply, conn, opts...)
 		endProgress()
 		if err == nil {
@@ -169,7 +107,7 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 		if reason := dialError.Load(); reason != nil && answer.Code() == codes.Unavailable {
 			return unreachableError(socket, service, *reason)
 		}
-		return answerError(ctx, call, socket, answer)
+		return answerError(ctx, name, socket, answer)
 	}
 	// gRPC's own backoff grows to two minutes. A command with --wait would not see for so long that the plugin has
 	// started.
@@ -208,47 +146,34 @@ func unreachableError(socket, service string, reason error) error {
 	}
 	return &Error{
 		Code:        codes.Unavailable,
-		Text:        fmt.Sprintf("no plugin answers at %s: %s: %s", socket, reason, next),
+		Text:        fmt.Sprintf("no plugin responds at %s: %s: %s", socket, reason, next),
 		unreachable: unreachable,
 	}
 }
 
 // flagOf writes the flags of commands in the place of CSI's names for what they hold.
 var flagOf = strings.NewReplacer(
-	"capacity_range: ",
-	"--size: ",
-	"node_id: ",
-	"--node: ",
-	"volume_content_source",
-	"source",
-	"accessibility_requirements",
-	"--rack",
-	"fs_type ",
-	"--fs-type ",
-	"topology.csi.oxide.computer/",
-	"",
+	"capacity_range: ", "--size: ", "node_id: ", "--node: ", "volume_content_source", "source",
+	"accessibility_requirements", "--rack", "fs_type ", "--fs-type ", "topology.csi.oxide.computer/", "",
 )
 
+// isOver reports whether the deadline of ctx has passed. Under load ctx ends later than that.
+func isOver(ctx context.Context) bool {
+	deadline, set := ctx.Deadline()
+	return set && !time.Now().Before(deadline)
+}
+
 // answerError is the error of a call that the plugin answered with an error, or not in time.
-func answerError(ctx context.Context, call Call, socket string, answer *status.Status) error {
+func answerError(ctx context.Context, method, socket string, answer *status.Status) error {
 	switch {
 	case answer.Code() == codes.Unimplemented:
-		service := serviceOf(call.Method)
-		return failed(
-			answer.Code(),
-			"the plugin at %s is no %s: %s; name the socket of one with --%s-endpoint",
-			socket,
-			service,
-			answer.Message(),
-			service,
-		)
-	case ctx.Err() != nil && answer.Code() == codes.DeadlineExceeded:
-		return failed(
-			answer.Code(),
-			"%s: no answer within --timeout%s",
-			call.Method,
-			nextStep(nil, answer.Code()),
-		)
+		service := serviceOf(method)
+		return failed(answer.Code(), "the plugin at %s is no %s: %s; name the socket of one with --%s-endpoint", socket,
+			service, answer.Message(), service)
+	case isOver(ctx) && (answer.Code() == codes.DeadlineExceeded || answer.Code() == codes.Canceled):
+		// The plugin may notice the deadline first. Then it ends the stream, and gRPC calls that canceled.
+		const code = codes.DeadlineExceeded
+		return failed(code, "%s: no response within --timeout%s", method, nextStep(nil, code))
 	}
 	text, row := fault.Cut(answer.Message())
 	next := nextStep(row, answer.Code())
@@ -260,6 +185,6 @@ func answerError(ctx context.Context, call Call, socket string, answer *status.S
 		Text:       text,
 		next:       next,
 		fault:      row,
-		rackFailed: answer.Code() == codes.Internal && serviceOf(call.Method) != "node",
+		rackFailed: answer.Code() == codes.Internal && serviceOf(method) != "node",
 	}
 }

@@ -16,52 +16,62 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// ask makes a controller add a value to the header of an answer: the caller makes its call with the returned context
-// and option, and then calls decode. The value is not answered by a controller that does not have it.
-func ask[T any](
-	ctx context.Context,
-	question, answer string,
-) (asking context.Context, option grpc.CallOption, decode func() (value T, answered bool, err error)) {
+// answers are the values that a controller adds to the header of an answer on request, because CSI has no field for
+// them.
+type answers struct {
+	// details are those of the volumes or snapshots in the answer, by ID.
+	details map[string]rpc.Details
+	// nodeNames are the names of all instances, by ID.
+	nodeNames map[string]string
+	// restarts are the planned restarts. They are nil if the controller does not plan restarts.
+	restarts []rpc.Restart
+}
+
+// question is a value that a controller can be asked for: its key in the call and in the answer, and its place.
+type question struct {
+	ask, answer string
+	into        func(*answers) any
+}
+
+var (
+	wantDetails  = question{rpc.MetadataAskDetails, rpc.MetadataDetails, func(a *answers) any { return &a.details }}
+	wantNames    = question{rpc.MetadataAskNodeNames, rpc.MetadataNodeNames, func(a *answers) any { return &a.nodeNames }}
+	wantRestarts = question{rpc.MetadataAskRestarts, rpc.MetadataRestarts, func(a *answers) any { return &a.restarts }}
+)
+
+// ask asks a controller for values: the caller makes its call with the returned context and option, and then calls
+// decode, after each page of a list. A controller of an older version does not answer, which is an error: a deletion
+// by name would otherwise succeed and delete nothing.
+func ask(
+	ctx context.Context, questions ...question,
+) (asking context.Context, option grpc.CallOption, decode func() (answers, error)) {
 	var header metadata.MD
-	asking = metadata.AppendToOutgoingContext(ctx, question, "yes")
-	return asking, grpc.Header(&header), func() (value T, answered bool, err error) {
-		values := header.Get(answer)
-		if len(values) == 0 {
-			return value, false, nil
+	var all answers
+	answered := map[string]bool{}
+	for _, q := range questions {
+		ctx = metadata.AppendToOutgoingContext(ctx, q.ask, "yes")
+	}
+	return ctx, grpc.Header(&header), func() (answers, error) {
+		for _, q := range questions {
+			values := header.Get(q.answer)
+			switch {
+			case len(values) > 0:
+				answered[q.answer] = true
+				if err := json.Unmarshal([]byte(values[0]), q.into(&all)); err != nil {
+					return all, fmt.Errorf(
+						"the controller's %s is malformed: %w: use oxide-csi in the controller's version", q.answer, err)
+				}
+			case answered[q.answer]: // a list has the names of nodes with its first page only
+			case q.ask != rpc.MetadataAskRestarts: // which a controller that plans none does not answer
+				return all, failed(codes.Unimplemented,
+					"the controller does not tell names: use oxide-csi in the controller's version")
+			}
 		}
-		if err = json.Unmarshal([]byte(values[0]), &value); err != nil {
-			err = fmt.Errorf("the controller's %s is malformed; use oxide-csi in the controller's version: %w", answer, err)
-		}
-		return value, true, err
+		return all, nil
 	}
 }
 
 // askUnfinished makes a controller also list what the rack is still making.
 func askUnfinished(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, rpc.MetadataAskUnfinished, "yes")
-}
-
-// askDetails is [ask] for the details of the volumes or snapshots in an answer, by ID.
-func askDetails(
-	ctx context.Context,
-) (asking context.Context, option grpc.CallOption, decode func() (map[string]rpc.Details, error)) {
-	asking, option, answer := ask[map[string]rpc.Details](ctx, rpc.MetadataAskDetails, rpc.MetadataDetails)
-	return asking, option, func() (map[string]rpc.Details, error) { return required(answer()) }
-}
-
-// askNodeNames is [ask] for the names of all instances by ID.
-func askNodeNames(
-	ctx context.Context,
-) (asking context.Context, option grpc.CallOption, decode func() (map[string]string, error)) {
-	asking, option, answer := ask[map[string]string](ctx, rpc.MetadataAskNodeNames, rpc.MetadataNodeNames)
-	return asking, option, func() (map[string]string, error) { return required(answer()) }
-}
-
-// required returns an error if a controller of an older version has not answered: a deletion by name would otherwise
-// succeed and delete nothing.
-func required[T any](value T, answered bool, err error) (T, error) {
-	if err == nil && !answered {
-		err = failed(codes.Unimplemented, "the controller does not tell names: use oxide-csi in the controller's version")
-	}
-	return value, err
 }

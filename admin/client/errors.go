@@ -94,6 +94,7 @@ var exitCodes = map[codes.Code]int{
 var exitOfRow = map[*fault.Row]int{
 	fault.ExpansionNeedsRoom: exitFull,     // its code is for a resizer
 	fault.RackFailed:         exitNotReady, // as a rack that does not answer
+	fault.RackUnknown:        exitUsage,    // its code is for a provisioner
 }
 
 // ExitCode returns the exit code of a command that ended with err.
@@ -181,7 +182,7 @@ func WaitsFor(err error) string {
 // command itself cannot wait for a stop of the instance that it runs on.
 func waitsForStop(err error) error {
 	var failure *Error
-	if errors.As(err, &failure) && (failure.fault == fault.RackHasNoHotplug || failure.fault == fault.RestartNeeded) {
+	if errors.As(err, &failure) && failure.fault == fault.RackHasNoHotplug {
 		return worthWaiting(err)
 	}
 	return err

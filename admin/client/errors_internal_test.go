@@ -5,7 +5,11 @@
 package client
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,14 +24,28 @@ func TestNextStepOfAFault(t *testing.T) {
 		"x [DiskFaulted]":   "x [DiskFaulted]",
 		"x":                 "x",
 	} {
-		err := answerError(
-			t.Context(),
-			Call{Method: "Publish"},
-			"",
-			status.New(codes.FailedPrecondition, message),
-		)
+		err := answerError(t.Context(), "Publish", "", status.New(codes.FailedPrecondition, message))
 		if err.Error() != want {
 			t.Errorf("%q gives %q, want %q", message, err, want)
+		}
+	}
+}
+
+// A plugin that notices the end of --timeout before the command does ends the stream, which gRPC calls canceled.
+func TestTimeoutThatThePluginNotices(t *testing.T) {
+	over, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	later, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Aborted} {
+		var late, early *Error
+		errors.As(answerError(over, "CreateVolume", "", status.New(code, "stream ended")), &late)
+		errors.As(answerError(later, "CreateVolume", "", status.New(code, "stream ended")), &early)
+		if timeout := strings.Contains(late.Text, "--timeout"); timeout != (code != codes.Aborted) {
+			t.Errorf("%s after the deadline: %v", code, late)
+		}
+		if early.Code != code || strings.Contains(early.Text, "--timeout") {
+			t.Errorf("%s before the deadline: %v", code, early)
 		}
 	}
 }

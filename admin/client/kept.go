@@ -52,9 +52,6 @@ func (c *Client) keep(volume string, attachment Attachment) error {
 
 // forget removes the file of a volume that is detached from this node, or deleted.
 func (c *Client) forget(id string) error {
-	if c.opts.DryRun {
-		return nil
-	}
 	if err := os.Remove(c.keptPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

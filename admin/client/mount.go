@@ -68,19 +68,14 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 	}
 	attachment, err := c.attachmentToMount(asking, text, opts)
 	if isUnanswered(err) && asking.Err() != nil && ctx.Err() == nil {
-		err = failed(codes.DeadlineExceeded, "the controller has not answered within %s", controllerTimeout)
+		err = failed(codes.DeadlineExceeded, "the controller has not responded within %s", controllerTimeout)
 	}
-	noController := ""
-	if denied := isDenied(err); denied || isUnanswered(err) && !time.Now().Before(opts.NeedsControllerUntil) {
-		if earlier, ok := c.keptAttachment(ctx, text); ok {
-			attachment, noController, err = earlier, err.Error(), nil
-			ctx = onlyOwnFilesystem(ctx)
-		} else if denied && c.hasKept(text) {
-			err = worthWaiting(err) // the disk may not be in the guest yet
-		}
-	}
+	attachment, noController, err := c.orKept(ctx, text, attachment, err, opts.NeedsControllerUntil)
 	if err != nil {
 		return Mounted{}, err
+	}
+	if noController != "" {
+		ctx = onlyOwnFilesystem(ctx)
 	}
 	mounted, err := c.mountAttached(ctx, attachment, opts)
 	switch {
@@ -89,12 +84,30 @@ func (c *Client) Mount(ctx context.Context, text string, opts MountOptions) (Mou
 		return mounted, failed(codes.Unavailable, "%s; and without the controller: %s", noController, err)
 	case noController != "":
 		mounted.NoController = noController
-	case err == nil && opts.Capability.GetMount() != nil && !c.opts.DryRun:
+	case err == nil && opts.Capability.GetMount() != nil:
 		if err := c.keep(text, attachment); err != nil {
 			return mounted, fmt.Errorf("the volume is mounted, but cannot be mounted later without a controller: %w", err)
 		}
 	}
 	return mounted, err
+}
+
+// orKept returns the attachment of the controller's answer. If there was none, or the rack denied the call, it returns
+// the kept attachment of a volume whose disk is in this guest, and why.
+func (c *Client) orKept(
+	ctx context.Context, text string, answered Attachment, err error, needsController time.Time,
+) (Attachment, string, error) {
+	denied := isDenied(err)
+	if !denied && (!isUnanswered(err) || time.Now().Before(needsController)) {
+		return answered, "", err
+	}
+	if earlier, ok := c.keptAttachment(ctx, text); ok {
+		return earlier, err.Error(), nil
+	}
+	if denied && c.hasKept(text) {
+		err = worthWaiting(err) // the disk may not be in the guest yet
+	}
+	return answered, "", err
 }
 
 // controllerTimeout bounds what the controller is asked for a volume whose disk is in this guest, so that nothing has
@@ -121,13 +134,9 @@ func (c *Client) mountAttached(
 ) (mounted Mounted, err error) {
 	id := attachment.VolumeID
 	mounted = Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: opts.Target}
-	if !c.opts.DryRun {
-		if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
-			return mounted, fmt.Errorf(
-				"create the folder for staging paths: %w: run this as root, or choose another folder with --staging-dir",
-				err,
-			)
-		}
+	if err := os.MkdirAll(c.opts.StagingDir, stagingMode); err != nil {
+		return mounted, fmt.Errorf(
+			"cannot create the directory for staging paths: %w: run this as root, or choose another one with --staging-dir", err)
 	}
 	stagedBefore, err := c.isStaged(id)
 	if err != nil {
@@ -172,17 +181,27 @@ func (c *Client) isStaged(id string) (bool, error) {
 // undoTimeout bounds the unstage after a failed mount, which may have failed because --timeout was up.
 const undoTimeout = 30 * time.Second
 
-// undoStage unstages a volume that a failed mount has staged. The plugin refuses that if another command has published
-// the volume at another target meanwhile.
+// NotUndoneError means that a failed mount could not unstage what it may have staged.
+type NotUndoneError struct{ failure, cause error }
+
+func (e *NotUndoneError) Error() string { return e.failure.Error() + "; " + e.Reason() }
+func (e *NotUndoneError) Unwrap() error { return e.failure }
+
+// Reason says why the volume may stay staged.
+func (e *NotUndoneError) Reason() string { return "the volume may stay staged: " + e.cause.Error() }
+
+// undoStage unstages a volume that a failed mount has staged. After an interruption the node may still work on the
+// call: the unstage waits for its end. The plugin refuses it if another command has published the volume at another
+// target.
 func (c *Client) undoStage(ctx context.Context, id string, failure error) error {
 	staged, err := c.isStaged(id)
-	if staged {
+	if staged || errors.Is(ctx.Err(), context.Canceled) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		err = c.unstage(ctx, id)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; the volume stays staged: %v", failure, err)
+		return &NotUndoneError{failure, err}
 	}
 	return failure
 }
@@ -198,12 +217,12 @@ func checkParent(target string) error {
 	case errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir():
 		return failed(
 			codes.FailedPrecondition,
-			"%s is not a folder, so nothing can be mounted at %s: create the folder, or choose another target",
+			"%s is not a directory, so nothing can be mounted at %s: create the directory, or choose another target",
 			parent,
 			target,
 		)
 	case err != nil:
-		return fmt.Errorf("check the target's folder: %w", err)
+		return fmt.Errorf("cannot read the target's directory: %w", err)
 	}
 	return nil
 }
@@ -240,13 +259,8 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 		}
 		where = "attached to " + c.nodeText(ctx, id, holder)
 	}
-	return Attachment{}, failed(
-		codes.FailedPrecondition,
-		"volume %s is %s, and this is node %s: attach the volume with \"oxide-csi volume attach\"",
-		id,
-		where,
-		node,
-	)
+	return Attachment{}, failed(codes.FailedPrecondition,
+		"volume %s is %s, and this is node %s: attach the volume with \"oxide-csi volume attach\"", id, where, node)
 }
 
 // Unmount unpublishes a volume from the target and unstages the volume. With keepStaged it does not unstage the volume,
@@ -278,9 +292,6 @@ func (c *Client) unstage(ctx context.Context, id string) error {
 	req := &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.stagingPath(id)}
 	if _, err := c.node.NodeUnstageVolume(ctx, req); err != nil {
 		return err
-	}
-	if c.opts.DryRun {
-		return nil
 	}
 	if err := mount.Remove(c.stagingPath(id)); err != nil {
 		return fmt.Errorf("the volume is unstaged, but its staging path is left: %w", err)

@@ -55,14 +55,8 @@ func (n named) id() (string, error) {
 		n.typed[n.ids[0]] = n.name
 		return n.ids[0], nil
 	}
-	return "", failed(
-		codes.FailedPrecondition,
-		"several racks have a %s named %q of cluster %q: use its ID, one of %s",
-		n.kind,
-		n.name,
-		n.cluster,
-		strings.Join(n.ids, ", "),
-	)
+	return "", failed(codes.FailedPrecondition, "several racks have a %s named %q of cluster %q: use its ID, one of %s",
+		n.kind, n.name, n.cluster, strings.Join(n.ids, ", "))
 }
 
 // find finds volumes or snapshots by an ID, which need not exist, or by a name. list returns those with the name.
@@ -90,11 +84,9 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 	}
 	cluster := info.GetManifest()[rpc.ManifestClusterID]
 	if cluster == "" {
-		return "", failed(
-			codes.Unimplemented,
+		return "", failed(codes.Unimplemented,
 			"the plugin at %s is no controller: name the socket of one with --controller-endpoint, or use an ID",
-			c.opts.Controller,
-		)
+			c.opts.Controller)
 	}
 	return cluster, nil
 }
@@ -151,13 +143,10 @@ func (c *Client) snapshotID(ctx context.Context, text string) (string, error) {
 // nodeText is a node for an error of a volume: the name of its instance and its ID, or the ID alone if the controller
 // tells no names.
 func (c *Client) nodeText(ctx context.Context, volumeID, nodeID string) string {
-	asking, option, decode := askNodeNames(ctx)
+	asking, option, decode := ask(ctx, wantNames)
 	_, _ = c.getVolume(asking, volumeID, option) // also an error's answer has the names
-	names, err := decode()
-	if err != nil {
-		return NodeText("", nodeID)
-	}
-	return NodeText(names[nodeID], nodeID)
+	answered, _ := decode()
+	return NodeText(answered.nodeNames[nodeID], nodeID)
 }
 
 // NodeText is a node for people: the name of its instance and its ID, or the ID alone if the name is empty.
@@ -195,9 +184,9 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 	if id, ok := diskname.ParseID(text); ok {
 		return id, nil
 	}
-	asking, option, decode := askNodeNames(ctx)
+	asking, option, decode := ask(ctx, wantNames)
 	_, lookUp := c.getVolume(asking, volumeID, option)
-	names, err := decode()
+	answered, err := decode()
 	switch {
 	case err != nil && lookUp != nil && !isNotFound(lookUp):
 		return "", lookUp
@@ -205,29 +194,22 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 		return "", err
 	}
 	var found []string
-	for id, name := range names {
+	for id, name := range answered.nodeNames {
 		if name == text {
 			found = append(found, id)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return "", failed(
-			codes.NotFound,
-			"no instance in the controller's projects is named %q: check the name, or use the instance's ID",
-			text,
-		)
+		return "", failed(codes.NotFound,
+			"no instance in the controller's projects is named %q: check the name, or use the instance's ID", text)
 	case 1:
 		c.typed[found[0]] = text
 		return found[0], nil
 	}
 	slices.Sort(found)
-	return "", failed(
-		codes.FailedPrecondition,
-		"several racks have an instance named %q: use its ID, one of %s",
-		text,
-		strings.Join(found, ", "),
-	)
+	return "", failed(codes.FailedPrecondition, "several racks have an instance named %q: use its ID, one of %s", text,
+		strings.Join(found, ", "))
 }
 
 // withNodeNames writes "node NAME (ID)" for each "instance ID" in a controller's text about a planned restart. The

@@ -11,9 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -22,7 +20,7 @@ type Restart struct {
 	NodeID   string `json:"nodeID"`
 	NodeName string `json:"nodeName,omitempty"`
 	// Reason is one word: why the restart has not started, or that it is in progress. It is empty if none is planned.
-	Reason restart.Reason `json:"reason,omitempty"`
+	Reason rpc.RestartReason `json:"reason,omitempty"`
 	// Message is the text of Reason for people.
 	Message string `json:"message,omitempty"`
 	// Since is when Reason began.
@@ -42,43 +40,31 @@ type PendingAttach struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// requestRestarts is [ask] for planned restarts. They are nil if the controller does not plan restarts.
-func requestRestarts(
-	ctx context.Context,
-) (asking context.Context, option grpc.CallOption, decode func() ([]restart.Restart, error)) {
-	asking, option, answer := ask[[]restart.Restart](ctx, rpc.MetadataAskRestarts, rpc.MetadataRestarts)
-	return asking, option, func() ([]restart.Restart, error) {
-		restarts, _, err := answer() // a controller that plans no restarts does not answer
-		return restarts, err
-	}
-}
-
 // Restarts returns the planned restarts that the controller knows, with the names of their nodes. It returns false if
 // the controller plans none. Each call that lists volumes can ask for them; this one lists a single volume.
 func (c *Client) Restarts(ctx context.Context) (restarts []Restart, planned bool, err error) {
-	asking, option, decode := requestRestarts(ctx)
-	asking, nodes, decodeNodes := askNodeNames(asking)
-	if _, err := c.controller.ListVolumes(asking, &csi.ListVolumesRequest{MaxEntries: 1}, option, nodes); err != nil {
+	asking, option, decode := ask(ctx, wantRestarts, wantNames)
+	if _, err := c.controller.ListVolumes(asking, &csi.ListVolumesRequest{MaxEntries: 1}, option); err != nil {
 		return nil, false, err
 	}
-	names, err := decodeNodes()
-	if err != nil {
-		return nil, false, err
+	answered, err := decode()
+	for _, r := range answered.restarts {
+		state := toRestart(r)
+		state.NodeName = answered.nodeNames[r.InstanceID]
+		restarts = append(restarts, state)
 	}
-	all, err := decode()
-	for _, r := range all {
-		restarts = append(restarts, Restart{
-			NodeID: r.InstanceID, NodeName: names[r.InstanceID], Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID,
-		})
-	}
-	return restarts, all != nil, err
+	return restarts, answered.restarts != nil, err
+}
+
+func toRestart(r rpc.Restart) Restart {
+	return Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
 }
 
 // setRestarts sets the restart that the volume waits for, and the node that still has the disk of a detached volume.
-func (v *Volume) setRestarts(restarts []restart.Restart) {
+func (v *Volume) setRestarts(restarts []rpc.Restart) {
 	v.planned = restarts != nil
 	for _, r := range restarts {
-		state := Restart{NodeID: r.InstanceID, Reason: r.Reason, Message: r.Message, Since: r.Since, ID: r.ID}
+		state := toRestart(r)
 		for _, request := range r.Attach {
 			if request.VolumeID == v.ID {
 				v.WaitsFor = &PendingAttach{
@@ -102,7 +88,7 @@ func (v Volume) Planned() bool { return v.planned }
 type VolumeList struct {
 	Volumes []Volume
 	// Restarts are the planned restarts that the controller knows. Nil means that it does not plan restarts.
-	Restarts []restart.Restart
+	Restarts []rpc.Restart
 	// NodeNames maps the IDs of all nodes to their names.
 	NodeNames map[string]string
 }

@@ -57,11 +57,6 @@ func (c *Client) CreateSnapshot(ctx context.Context, name, volume string) (Snaps
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if c.opts.DryRun {
-		if _, err := c.getVolume(ctx, id); err != nil {
-			return Snapshot{}, err
-		}
-	}
 	created, err := c.controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: id})
 	snapshot := toSnapshot(created.GetSnapshot())
 	snapshot.Name = name
@@ -79,19 +74,19 @@ func (c *Client) ListSnapshots(ctx context.Context, volume string) ([]Snapshot, 
 		req.SourceVolumeId = id
 	}
 	list := []Snapshot{}
-	asking, option, decodeDetails := askDetails(ctx)
+	asking, option, decode := ask(ctx, wantDetails)
 	for {
 		page, err := c.controller.ListSnapshots(asking, req, option)
 		if err != nil {
 			return nil, err
 		}
-		details, err := decodeDetails()
+		answered, err := decode()
 		if err != nil {
 			return nil, err
 		}
 		for _, entry := range page.GetEntries() {
 			snapshot := toSnapshot(entry.GetSnapshot())
-			snapshot.setDetails(details)
+			snapshot.setDetails(answered.details)
 			list = append(list, snapshot)
 		}
 		if req.StartingToken = page.GetNextToken(); req.StartingToken == "" {
@@ -126,14 +121,14 @@ func (c *Client) ShowSnapshot(ctx context.Context, text string) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
-	asking, option, decodeDetails := askDetails(ctx)
+	asking, option, decode := ask(ctx, wantDetails)
 	got, err := c.controller.GetSnapshot(asking, &csi.GetSnapshotRequest{SnapshotId: id}, option)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	details, err := decodeDetails()
+	answered, err := decode()
 	snapshot := toSnapshot(got.GetSnapshot())
-	snapshot.setDetails(details)
+	snapshot.setDetails(answered.details)
 	return snapshot, err
 }
 

@@ -180,11 +180,6 @@ func (c *Client) CreateVolume(ctx context.Context, opts CreateVolumeOptions) (Vo
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id},
 		}}
 	}
-	if c.opts.DryRun {
-		if err := c.checkCreate(ctx, req); err != nil {
-			return Volume{}, err
-		}
-	}
 	created, err := c.controller.CreateVolume(ctx, req)
 	if err != nil {
 		return Volume{}, err
@@ -204,35 +199,6 @@ func wholeGiB(bytes int64) int64 {
 	return (bytes + gib - 1) / gib * gib
 }
 
-// checkCreate checks what can be checked without creating the volume: its parameters, the free space, and that its
-// source exists.
-func (c *Client) checkCreate(ctx context.Context, req *csi.CreateVolumeRequest) error {
-	query := &csi.GetCapacityRequest{VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters()}
-	if topology := req.GetAccessibilityRequirements().GetRequisite(); len(topology) > 0 {
-		query.AccessibleTopology = topology[0]
-	}
-	capacity, err := c.controller.GetCapacity(metadata.AppendToOutgoingContext(ctx, rpc.MetadataCheckCreate, "yes"), query)
-	if err != nil {
-		return err
-	}
-	required := req.GetCapacityRange().GetRequiredBytes()
-	if largest := capacity.GetMaximumVolumeSize().GetValue(); required > largest {
-		return failed(
-			codes.ResourceExhausted,
-			"%dGiB are asked for, and the largest volume that can be created now has %dGiB: ask for less, or for more quota",
-			required/gib,
-			largest/gib,
-		)
-	}
-	if id := req.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
-		_, err = c.ShowSnapshot(ctx, id)
-	}
-	if id := req.GetVolumeContentSource().GetVolume().GetVolumeId(); id != "" {
-		_, err = c.getVolume(ctx, id)
-	}
-	return err
-}
-
 // pageEntries keeps an answer far below gRPC's limit for a message.
 const pageEntries = 500
 
@@ -243,9 +209,7 @@ func (c *Client) volumePages(
 ) iter.Seq2[*csi.ListVolumesResponse, error] {
 	return func(yield func(*csi.ListVolumesResponse, error) bool) {
 		for token, more := "", true; more; more = token != "" {
-			page, err := c.controller.ListVolumes(
-				ctx,
-				&csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token},
+			page, err := c.controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageEntries, StartingToken: token},
 				options...)
 			if !yield(page, err) || err != nil {
 				return
@@ -259,29 +223,20 @@ func (c *Client) volumePages(
 // attached to an instance of the project.
 func (c *Client) ListVolumes(ctx context.Context, all bool) (VolumeList, error) {
 	list := VolumeList{Volumes: []Volume{}}
-	asking, restarts, decodeRestarts := requestRestarts(ctx)
-	asking, details, decodeDetails := askDetails(asking)
-	asking, nodes, decodeNodes := askNodeNames(asking)
-	for page, err := range c.volumePages(asking, restarts, details, nodes) {
+	asking, option, decode := ask(ctx, wantDetails, wantNames, wantRestarts)
+	for page, err := range c.volumePages(asking, option) {
 		if err != nil {
 			return VolumeList{}, err
 		}
-		if list.NodeNames == nil { // of the first page
-			if list.NodeNames, err = decodeNodes(); err != nil {
-				return VolumeList{}, err
-			}
-		}
-		if list.Restarts, err = decodeRestarts(); err != nil {
-			return VolumeList{}, err
-		}
-		details, err := decodeDetails()
+		answered, err := decode()
 		if err != nil {
 			return VolumeList{}, err
 		}
+		list.NodeNames, list.Restarts = answered.nodeNames, answered.restarts
 		for _, entry := range page.GetEntries() {
 			volume := toVolume(entry.GetVolume(), entry.GetStatus().GetPublishedNodeIds())
 			if all || volume.MadeByPlugin() {
-				volume.setDetails(details)
+				volume.setDetails(answered.details)
 				list.Volumes = append(list.Volumes, volume)
 			}
 		}
@@ -309,13 +264,13 @@ func (c *Client) getVolume(
 
 // holder returns the node that has a volume's disk, or "", and whether the volume is published there.
 func (c *Client) holder(ctx context.Context, id string) (published bool, node string, err error) {
-	asking, option, decodeDetails := askDetails(ctx)
+	asking, option, decode := ask(ctx, wantDetails)
 	got, err := c.getVolume(asking, id, option)
 	if err != nil {
 		return false, "", err
 	}
-	details, err := decodeDetails()
-	return len(got.GetStatus().GetPublishedNodeIds()) > 0, details[got.GetVolume().GetVolumeId()].Holder, err
+	answered, err := decode()
+	return len(got.GetStatus().GetPublishedNodeIds()) > 0, answered.details[got.GetVolume().GetVolumeId()].Holder, err
 }
 
 // ShowVolume returns a volume with its attachment and its problems.
@@ -324,22 +279,12 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	asking, restartsOption, decodeRestarts := requestRestarts(ctx)
-	asking, detailsOption, decodeDetails := askDetails(asking)
-	asking, nodesOption, decodeNodes := askNodeNames(asking)
-	got, err := c.getVolume(asking, id, restartsOption, detailsOption, nodesOption)
+	asking, option, decode := ask(ctx, wantDetails, wantNames, wantRestarts)
+	got, err := c.getVolume(asking, id, option)
 	if err != nil {
 		return Volume{}, err
 	}
-	restarts, err := decodeRestarts()
-	if err != nil {
-		return Volume{}, err
-	}
-	details, err := decodeDetails()
-	if err != nil {
-		return Volume{}, err
-	}
-	nodes, err := decodeNodes()
+	answered, err := decode()
 	if err != nil {
 		return Volume{}, err
 	}
@@ -348,14 +293,12 @@ func (c *Client) ShowVolume(ctx context.Context, text string) (Volume, error) {
 		return Volume{}, err
 	}
 	volume := toVolume(got.GetVolume(), got.GetStatus().GetPublishedNodeIds())
-	volume.setDetails(details)
-	volume.setRestarts(restarts)
-	volume.setNodeNames(nodes)
+	volume.setDetails(answered.details)
+	volume.setRestarts(answered.restarts)
+	volume.setNodeNames(answered.nodeNames)
 	for _, problem := range health.GetVolumeHealth().GetHealthStatuses() {
-		volume.Health = append(
-			volume.Health,
-			Health{Status: problem.GetStatus().String(), Reason: problem.GetReason(), Message: problem.GetMessage()},
-		)
+		volume.Health = append(volume.Health,
+			Health{Status: problem.GetStatus().String(), Reason: problem.GetReason(), Message: problem.GetMessage()})
 	}
 	return volume, nil
 }
@@ -381,29 +324,15 @@ func (c *Client) DeleteVolume(ctx context.Context, text string) (Deleted, error)
 		return Deleted{}, err
 	}
 	deleted := Deleted{ID: id}
-	if c.opts.DryRun || found.cluster == "" {
-		switch err := c.checkOnNoNode(ctx, id, "deleted"); {
-		case isNotFound(err):
+	if found.cluster == "" {
+		if _, err := c.getVolume(ctx, id); isNotFound(err) {
 			deleted = Deleted{Missing: found.missing()}
-		case err != nil && c.opts.DryRun:
-			return Deleted{}, err
 		}
 	}
 	if _, err = c.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 		return Deleted{}, err
 	}
 	return deleted, c.forget(id)
-}
-
-// checkOnNoNode returns the error for a volume that cannot be deleted or expanded because a node has its disk, also
-// after an unpublish.
-func (c *Client) checkOnNoNode(ctx context.Context, id, done string) error {
-	_, holder, err := c.holder(ctx, id)
-	if err == nil && holder != "" {
-		err = failed(codes.FailedPrecondition, "volume %s is attached to %s and is not %s: detach the volume first", id,
-			c.nodeText(ctx, id, holder), done)
-	}
-	return err
 }
 
 // Expanded is a volume after it was made larger.
@@ -419,11 +348,6 @@ func (c *Client) ExpandVolume(ctx context.Context, text string, sizeBytes int64)
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
 		return Expanded{}, err
-	}
-	if c.opts.DryRun {
-		if err := c.checkOnNoNode(ctx, id, "expanded"); err != nil {
-			return Expanded{}, err
-		}
 	}
 	expanded, err := c.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: sizeBytes},
@@ -507,22 +431,15 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 		ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataDetachNow, "yes")
 	}
 	var answer metadata.MD
-	_, err = c.controller.ControllerUnpublishVolume(
-		ctx,
-		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: detached.NodeID},
-		grpc.Header(&answer),
-	)
+	_, err = c.controller.ControllerUnpublishVolume(ctx,
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: detached.NodeID}, grpc.Header(&answer))
 	if waitsFor := answer.Get(rpc.MetadataDeferred); err == nil && len(waitsFor) > 0 {
 		switch waitsFor[0] {
 		case rpc.DeferredForRestart:
 			detached.UntilRestart = true
 		case rpc.DeferredForAnother:
-			err = failed(
-				codes.Aborted,
-				"volume %s is just being detached from node %s by another process or call: repeat the command",
-				id,
-				detached.NodeID,
-			)
+			err = failed(codes.Aborted,
+				"volume %s is just being detached from node %s by another process or call: repeat the command", id, detached.NodeID)
 		default:
 			err = failed(
 				codes.FailedPrecondition,
@@ -552,13 +469,9 @@ func (c *Client) checkHolder(ctx context.Context, wanted Detachment, unmounted b
 	case err != nil:
 		return err
 	case holder != "" && !strings.EqualFold(holder, wanted.NodeID):
-		return failed(
-			codes.FailedPrecondition,
-			"volume %s is attached to %s, not to node %s: detach it there, or name that node with --node",
-			wanted.VolumeID,
-			c.nodeText(ctx, wanted.VolumeID, holder),
-			wanted.NodeID,
-		)
+		return failed(codes.FailedPrecondition,
+			"volume %s is attached to %s, not to node %s: detach it there, or name that node with --node", wanted.VolumeID,
+			c.nodeText(ctx, wanted.VolumeID, holder), wanted.NodeID)
 	case published && !unmounted:
 		return failed(
 			codes.FailedPrecondition,

@@ -7,7 +7,8 @@
 // anything.
 //
 //   - doctor.go, rack.go, node.go, restarts.go, classes.go: examinations
-//   - explain.go: what is known of one volume; symptoms.go: which faults of core/fault these facts show
+//   - explain.go: what is known of one volume; symptoms.go: which faults of core/fault these facts show; said.go: which
+//     words of Kubernetes and its sidecars show a fault
 //   - guest.go: device, filesystem and mounts of the volume, on its own instance
 //   - orphans.go: what a rack has and the orchestrator does not know, and the other way round
 package diagnose

@@ -101,7 +101,7 @@ func TestExamineRack(t *testing.T) {
 			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {
 				token, err := r.Sim.NewToken(t.Context(), "viewer")
 				coretest.Must(t, err)
-				*r.Token = token
+				r.Token.Store(token)
 			},
 			config: func(c *rack.Config) { c.Token = nil },
 			want:   map[string]orchestrator.Status{"role on the project": failure},
@@ -123,12 +123,12 @@ func TestExamineRack(t *testing.T) {
 				test.config(&config)
 			}
 			if config.Token == nil {
-				config.Token = rack.FixedToken(*r.Token)
+				config.Token = rack.FixedToken(r.Token.Load().(string))
 			}
 			client, err := rack.New(config)
 			coretest.Must(t, err)
 			r.ClearCalls(t)
-			found := diagnose.ExamineRack(
+			found, _ := diagnose.ExamineRack(
 				t.Context(),
 				client,
 				nil,
@@ -180,7 +180,7 @@ func TestFaultedDisksAreNamedAsTheRackDoes(t *testing.T) {
 	coretest.Must(t, r.Sim.SetDiskState(t.Context(), broken.Id, "faulted"))
 	old, _ := grow(t, r, r.Create(t, "well"))
 	client := newRack(t, withHalfDeleted(t, r, old))
-	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
+	findings, _ := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
 	checkComplete(t, findings)
 	if want := fmt.Sprintf("%q (%s)\n", broken.Name, broken.Id); found(findings, "faulted disks") != want {
 		t.Errorf("the faulted disks are %s, want %s", found(findings, "faulted disks"), want)
@@ -204,7 +204,7 @@ func TestUnknownStatesAreNamed(t *testing.T) {
 	coretest.Must(t, r.Sim.Show(t.Context(), unknown, state))
 	snapshot := made.GetSnapshot().GetSnapshotId()
 	coretest.Must(t, r.Sim.Show(t.Context(), snapshot, map[string]any{"state": "thawing"}))
-	findings := diagnose.ExamineRack(t.Context(), newRack(t, r), nil, coretest.Cluster, orchestrator.None, time.Now())
+	findings, _ := diagnose.ExamineRack(t.Context(), newRack(t, r), nil, coretest.Cluster, orchestrator.None, time.Now())
 	text := found(findings, "unknown states")
 	for _, want := range []string{unknown, `state "hibernating"`, snapshot, `state "thawing"`} {
 		if !strings.Contains(text, want) {
@@ -225,10 +225,8 @@ func TestHotplugIsProvedByADisk(t *testing.T) {
 	r := coretest.New(t)
 	client := newRack(t, r)
 	look := func() string {
-		return found(
-			diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now()),
-			"hot-plug",
-		)
+		findings, _ := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
+		return found(findings, "hot-plug")
 	}
 	if text := look(); !strings.HasPrefix(text, "not known") {
 		t.Errorf("without disks: %s", text)
@@ -257,7 +255,14 @@ func TestRecordsThatNobodyKeeps(t *testing.T) {
 	for after, want := range map[time.Duration]string{
 		time.Minute: "1 under way", time.Hour: "no controller carries out the restart of instance " + r.Node(t, "node-a"),
 	} {
-		findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now().Add(after))
+		findings, _ := diagnose.ExamineRack(
+			t.Context(),
+			client,
+			nil,
+			coretest.Cluster,
+			orchestrator.None,
+			time.Now().Add(after),
+		)
 		if text := found(findings, "planned restarts"); !strings.HasPrefix(text, want) {
 			t.Errorf("after %s: %s", after, text)
 		}
@@ -274,12 +279,13 @@ func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
 		record.Deferrals.Named("staging", coretest.NoVolumeID):        "theirs",
 		record.Adoptions.Named("", coretest.NoVolumeID):               "text",
 		record.Deferrals.Named(coretest.Cluster, coretest.NoVolumeID): "text",
-		record.Intents.Named("", coretest.NoVolumeID):                 `{"v":2,"cluster":"` + coretest.Cluster + `","vol":"` + coretest.NoVolumeID + `"}`,
+		record.Intents.Named("", diskname.ForWork("d")): `{"v":2,"cluster":"` + coretest.Cluster + `","vol":"` +
+			coretest.NoVolumeID + `","name":"d"}`,
 	} {
 		_, err := client.CreateRecord(t.Context(), name, text)
 		coretest.Must(t, err)
 	}
-	findings := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
+	findings, _ := diagnose.ExamineRack(t.Context(), client, nil, coretest.Cluster, orchestrator.None, time.Now())
 	text := found(findings, "records")
 	if strings.Count(text, "\n") != 3 || strings.Count(text, "is no record of this plugin") != 2 ||
 		strings.Count(text, "format 2, not 1") != 1 || strings.Contains(text, "spread") {
@@ -288,7 +294,7 @@ func TestDoctorNamesWhatIsNoRecord(t *testing.T) {
 }
 
 // page is what a rack returns of a list at once.
-const page = 500
+const page = 2000
 
 // listCalls runs a command and counts the calls of the lists, and of all else. It checks that no call is about a single
 // volume.
@@ -338,7 +344,7 @@ func TestCommandsNeedOnePass(t *testing.T) {
 		return all
 	}
 	before := count()
-	const pages = 3
+	const pages = 1
 	for i := range pages * page {
 		disk := r.UserDisk(t, coretest.Project, fmt.Sprintf("disk-%d", i),
 			rack.NewDescription(coretest.Cluster, fmt.Sprint(i), "").Encode())
@@ -412,7 +418,7 @@ func TestExamineNode(t *testing.T) {
 		"full": {func(_ *testing.T, n *diagnose.Node, _ string) { n.MaxDisks = 1 },
 			map[string]orchestrator.Status{"places for disks": warning}},
 		"no state folder": {func(_ *testing.T, n *diagnose.Node, _ string) { n.StateDir += "-none" },
-			map[string]orchestrator.Status{"state folder": warning}},
+			map[string]orchestrator.Status{"state directory": warning}},
 		"no socket": {func(_ *testing.T, n *diagnose.Node, _ string) { n.Sockets[0] += "-none" },
 			map[string]orchestrator.Status{"socket": failure}},
 		"a socket that was left": {func(t *testing.T, n *diagnose.Node, _ string) {

@@ -33,6 +33,8 @@ type Facts struct {
 	Unasked string
 	// NotMounted says that this machine has the disk, and that nothing of it is mounted here.
 	NotMounted bool
+	// NoDevice says that this machine is the instance of the attached disk, and does not have the disk.
+	NoDevice bool
 	// RackError is the message of the error with which the rack was read, or empty.
 	RackError string
 }
@@ -131,11 +133,39 @@ func Verdict(f Facts) *fault.Row {
 // Guest is the machine that the process runs on, as far as it may be the node of a volume.
 type Guest interface {
 	// Steps returns the links between the instance and the workload: device, filesystem and mounts. There are none if
-	// this guest does not have the disk.
-	Steps(ctx context.Context, diskName string) []orchestrator.TraceStep
+	// this guest does not have the disk and is not known to be that instance.
+	Steps(ctx context.Context, diskName, instanceID string) []orchestrator.TraceStep
 	// Waits returns what a controller on this machine says that the volume waits for, and the node that it shall be
 	// attached to. Only the controller knows that.
 	Waits(ctx context.Context, volumeID string) (node string, messages []orchestrator.TraceMessage)
+}
+
+// find returns the facts about a volume. Of the volumes of a workload, these are the facts about the one that it waits
+// for.
+func find(
+	ctx context.Context, subject orchestrator.Subject, tracer orchestrator.Tracer, racks []*rack.Client, cluster string,
+) (Facts, error) {
+	f, err := collect(ctx, subject, tracer, racks, cluster)
+	if err == nil && f.Unasked != "" && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
+		// The subject is the ID of a disk, as errors name it. The orchestrator knows only the ID of the volume.
+		subject.VolumeID = f.VolumeID
+		f, err = collect(ctx, subject, tracer, racks, cluster)
+	}
+	if err != nil {
+		return Facts{}, err
+	}
+	if tracer == nil && f.Disk == nil && f.RackError == "" {
+		return Facts{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
+	}
+	for _, other := range f.Others {
+		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {
+			break // the workload waits for this volume
+		}
+		if next, err := collect(ctx, other, tracer, racks, cluster); err == nil && Verdict(next) != Works {
+			f = next
+		}
+	}
+	return f, nil
 }
 
 // Explain follows a volume through the orchestrator, unless it is nil, and the racks. It changes nothing. Of the node
@@ -149,42 +179,31 @@ func Explain(
 	cluster string,
 	guest Guest,
 ) (Explanation, error) {
-	f, err := collect(ctx, subject, tracer, racks, cluster)
-	if err == nil && f.Unasked != "" && f.Disk != nil && subject.VolumeID != "" && subject.VolumeID != f.VolumeID {
-		// The subject is the ID of a disk, as errors name it. The orchestrator knows only the ID of the volume.
-		subject.VolumeID = f.VolumeID
-		f, err = collect(ctx, subject, tracer, racks, cluster)
-	}
+	f, err := find(ctx, subject, tracer, racks, cluster)
 	if err != nil {
 		return Explanation{}, err
-	}
-	if tracer == nil && f.Disk == nil && f.RackError == "" {
-		return Explanation{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
-	}
-	for _, other := range f.Others {
-		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {
-			break // the workload waits for this volume
-		}
-		if next, err := collect(ctx, other, tracer, racks, cluster); err == nil && Verdict(next) != Works {
-			f = next
-		}
 	}
 	if guest != nil && f.VolumeID != "" {
 		node, messages := guest.Waits(ctx, f.VolumeID)
 		f.Node, f.Messages = cmp.Or(f.Node, node), append(f.Messages, messages...)
 	}
 	steps := f.guestSteps(ctx, guest)
-	f.NotMounted = slices.ContainsFunc(steps, func(s orchestrator.TraceStep) bool { return s.State == noMounts })
+	seen := func(state string) bool {
+		return slices.ContainsFunc(steps, func(s orchestrator.TraceStep) bool { return s.State == state })
+	}
+	f.NotMounted, f.NoDevice = seen(noMounts), seen(noDevice)
 	row := Verdict(f)
 	verdict := f.fill(row.Verdict)
 	if messages := f.allMessages(); row == Unknown && len(messages) > 0 {
-		verdict = f.fill("volume {volume} waits: ") + messages[len(messages)-1].Text
+		verdict = f.fill("volume {volume} waits: ") + slices.MaxFunc(messages, newer).Text
 	}
 	return Explanation{
 		Reason: row.Word, Verdict: verdict, Broken: row.Link, Actor: row.Actor,
 		Next: f.fill(NextFor(row, f.Orchestrator)), Chain: f.chain(steps), Messages: f.allMessages(),
 	}, nil
 }
+
+func newer(a, b orchestrator.TraceMessage) int { return a.Last.Compare(b.Last) }
 
 // collect asks the orchestrator and the racks.
 func collect(
@@ -288,8 +307,11 @@ func (f *Facts) readInstance(ctx context.Context, racks []*rack.Client) {
 	f.InstanceGone = gone > 0 && gone == len(racks)
 }
 
-// noMounts is the state of a disk without mounts.
-const noMounts = "none"
+// noMounts is the state of a disk without mounts, noDevice that of an attached disk that its guest lacks.
+const (
+	noMounts = "none"
+	noDevice = "missing"
+)
 
 // guestSteps returns the links between the instance and the workload. They can be seen only on the instance itself.
 // Elsewhere one link says so.
@@ -298,7 +320,7 @@ func (f Facts) guestSteps(ctx context.Context, guest Guest) []orchestrator.Trace
 		return nil
 	}
 	if guest != nil {
-		if steps := guest.Steps(ctx, f.Disk.Name); len(steps) > 0 {
+		if steps := guest.Steps(ctx, f.Disk.Name, f.Disk.InstanceID); len(steps) > 0 {
 			return steps
 		}
 	}

@@ -137,7 +137,7 @@ var stories = map[string]story{
 		publishOnA(t, r, trace)
 	}},
 	"token revoked": {reason: "TokenRejected", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-		*r.Token = "oxide-token-revoked"
+		r.Token.Store("oxide-token-revoked")
 		publishOnA(t, r, trace)
 	}},
 	"token revoked, seen by the command alone": {
@@ -151,7 +151,7 @@ var stories = map[string]story{
 	"role too low": {reason: "RoleTooLow", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 		token, err := r.Sim.NewToken(t.Context(), "viewer")
 		coretest.Must(t, err)
-		*r.Token = token
+		r.Token.Store(token)
 		publishOnA(t, r, trace)
 	}},
 	"twin serial": {reason: "SerialCollision", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
@@ -199,21 +199,12 @@ var stories = map[string]story{
 		rig: func(o *coretest.Options) {
 			noHotplug(o)
 			o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
-				Policy: restart.Allow, Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute, Window: time.Hour,
-			}}
-		},
-	},
-	"restart needed": {
-		reason: "RestartNeeded", arrange: publishOnA,
-		rig: func(o *coretest.Options) {
-			noHotplug(o)
-			o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
-				Policy: restart.Plan, Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute,
+				Shutdown: restart.Hard, MaxDown: 1, HaltTimeout: time.Minute, Window: time.Hour,
 			}}
 		},
 	},
 	"restart refused": {
-		reason: "RestartRefused", rig: refusals(1000), arrange: publishUntil("pods would end; next attempt after"),
+		reason: "RestartRefused", rig: refusals(1000), arrange: publishUntil("pods would end; next try after"),
 	},
 	"restart refused, and requested again": {
 		reason: "RestartRefused", rig: refusals(1),
@@ -242,26 +233,18 @@ var stories = map[string]story{
 	"no controller, and the workload runs": {
 		reason: "ControllerNotRunning", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			publishOnA(t, r, trace)
-			trace.Conditions = []orchestrator.TraceCondition{orchestrator.NoController, orchestrator.Running}
-		},
-	},
-	// The rack and the claim of a workload that runs: they agree, the disk is nowhere, and it is elsewhere.
-	"runs with its disk": {reason: "Works", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-		publishOnA(t, r, trace)
-		condition(orchestrator.Running)(t, r, trace)
-	}},
-	"runs, and the disk is detached": {reason: "RunsWithoutDisk", arrange: condition(orchestrator.Running)},
-	"runs, and the disk is on another node": {
-		reason: "RunsWithoutDisk", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
-			coretest.Must(t, r.Publish(t, trace.VolumeID, r.Node(t, "node-b")))
-			condition(orchestrator.Running)(t, r, trace)
+			trace.Conditions = []orchestrator.TraceCondition{
+				orchestrator.NoController, orchestrator.Running, orchestrator.Attached,
+			}
 		},
 	},
 	"another allocation has the claim": {reason: "ClaimHeld", arrange: condition(orchestrator.ClaimOfAnother)},
 	"the claim is being deleted": {
 		reason: "ClaimTerminating", arrange: func(t *testing.T, r *coretest.Rig, trace *orchestrator.Trace) {
 			publishOnA(t, r, trace)
-			trace.Conditions = []orchestrator.TraceCondition{orchestrator.Terminating, orchestrator.Running}
+			trace.Conditions = []orchestrator.TraceCondition{
+				orchestrator.Terminating, orchestrator.Running, orchestrator.Attached,
+			}
 		},
 	},
 	"all nodes are full": {
@@ -325,7 +308,7 @@ func refusals(n int64) func(*coretest.Options) {
 		r := &refusing{}
 		r.left.Store(n)
 		o.Restarts = &controller.PlannedRestarts{Wait: 50 * time.Millisecond, Options: restart.Options{
-			Policy: restart.Allow, Shutdown: restart.Guest, Requester: r, MaxDown: 1, HaltTimeout: time.Minute,
+			Shutdown: restart.Guest, Requester: r, MaxDown: 1, HaltTimeout: time.Minute,
 			CoolDown: 2 * time.Second, Poll: 10 * time.Millisecond, Idle: 10 * time.Millisecond,
 		}}
 	}
@@ -504,37 +487,6 @@ func TestExplainAllVolumesOfAWorkload(t *testing.T) {
 		got, err := diagnose.Explain(t.Context(), orchestrator.Subject{Claim: "shop/a"}, knows, racks, coretest.Cluster, nil)
 		if err != nil || got.Reason != want || want == "Unknown" && !strings.HasSuffix(got.Verdict, text) {
 			t.Errorf("%q: %+v, %v", text, got, err)
-		}
-	}
-}
-
-// seen is a guest with these mounts.
-type seen string
-
-func (s seen) Steps(context.Context, string) []orchestrator.TraceStep {
-	return []orchestrator.TraceStep{{Link: "mount", Object: "mounts", State: string(s)}}
-}
-
-func (seen) Waits(context.Context, string) (string, []orchestrator.TraceMessage) { return "", nil }
-
-// On the node, the mounts are compared with the workload, too.
-func TestExplainComparesTheMounts(t *testing.T) {
-	r := coretest.New(t)
-	id, node := r.Create(t, "a"), r.Node(t, "node-a")
-	coretest.Must(t, r.Publish(t, id, node))
-	for _, test := range []struct {
-		state, mounts, reason string
-		conditions            []orchestrator.TraceCondition
-	}{
-		{"runs, mounted", "writable", "Works", []orchestrator.TraceCondition{orchestrator.Running}},
-		{"runs, not mounted", "none", "RunsWithoutMount", []orchestrator.TraceCondition{orchestrator.Running}},
-		{"waits, not mounted", "none", "Works", nil},
-	} {
-		trace := traced{VolumeID: id, NodeID: node, Conditions: test.conditions}
-		got, err := diagnose.Explain(t.Context(), orchestrator.Subject{VolumeID: id}, trace,
-			[]*rack.Client{newRack(t, r)}, coretest.Cluster, seen(test.mounts))
-		if err != nil || got.Reason != test.reason {
-			t.Errorf("%s: %s, %v", test.state, got.Reason, err)
 		}
 	}
 }

@@ -26,13 +26,18 @@ const probeTimeout = 5 * time.Second
 type Host struct {
 	Devices    device.Roots
 	Controller string
+	// Instance is the instance that this machine is, or "" if that is not known.
+	Instance string
 }
 
 // Steps looks for the disk by its serial.
-func (h Host) Steps(ctx context.Context, diskName string) []orchestrator.TraceStep {
+func (h Host) Steps(ctx context.Context, diskName, instanceID string) []orchestrator.TraceStep {
 	guest := h.Devices
 	disks, _ := guest.Disks() // this machine may have no NVMe disks at all
 	here := slices.IndexFunc(disks, func(d device.Disk) bool { return d.Serial == diskname.Serial(diskName) })
+	if here < 0 && h.Instance == instanceID {
+		return []orchestrator.TraceStep{{Link: "device", Object: "device in this guest", State: noDevice}}
+	}
 	if here < 0 {
 		return nil
 	}

@@ -107,7 +107,7 @@ func (e *examination) identity(ctx context.Context, sources []auto.Source) {
 		e.fail(
 			"identity",
 			"set up one source: docs/how-to/identity.md",
-			"no source answers: %s",
+			"no source responds: %s",
 			strings.Join(failures, "; "),
 		)
 	}
@@ -254,7 +254,7 @@ func (e *examination) slots(n Node, disks []device.Disk) {
 }
 
 func (e *examination) stateDir(dir string) {
-	const looked = "state folder"
+	const looked = "state directory"
 	info, err := os.Stat(dir)
 	switch {
 	case err != nil || !info.IsDir():

@@ -163,6 +163,17 @@ func knownOf(objects []orchestrator.KnownObject, name func(csiName string) strin
 
 func (k known) has(id, name string) bool { return k.ids[id] || k.names[name] }
 
+// keepIfDoubtful keeps an orphan that may belong to a volume that is being created, or to another cluster.
+func (o *Orphan) keepIfDoubtful(now time.Time, knownDisks int) {
+	if age := now.Sub(o.Created); o.Keep == "" && (o.Created.IsZero() || age < MinOrphanAge) {
+		o.Keep = "it is younger than a day"
+	}
+	// A wrong kubeconfig or address would make every disk of the cluster an orphan.
+	if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot || o.Kind == KindExpansion) {
+		o.Keep = "the orchestrator knows no disk of this rack at all: it may be another cluster's"
+	}
+}
+
 func compare(all []contents, cluster string, inventory orchestrator.Inventory, now time.Time) Orphans {
 	volumes := knownOf(inventory.Volumes, func(name string) string { return diskname.ForVolume(cluster, name) })
 	snapshots := knownOf(inventory.Snapshots, func(name string) string { return diskname.ForSnapshot(cluster, name) })
@@ -181,30 +192,21 @@ func compare(all []contents, cluster string, inventory orchestrator.Inventory, n
 		}
 		for _, snapshot := range c.snapshots {
 			onRacks[snapshot.ID] = true
-			if snapshot.Expansion() {
-				ours := ownedBy(snapshot.Description, owners[snapshot.VolumeID]) == cluster
+			ours := ownedBy(snapshot.Description, owners[snapshot.VolumeID]) == cluster
+			switch {
+			case snapshot.Expansion():
 				if o, orphan := expansionOrphan(c.rack, snapshot, volumes); ours && orphan && !onRacks[o.ID] {
 					found.Orphans = append(found.Orphans, o)
 				}
 				onRacks[snapshot.VolumeID] = true // the volume's disk may be missing until its expansion is finished
-				continue
-			}
-			ours := ownedBy(snapshot.Description, owners[snapshot.VolumeID]) == cluster
-			if ours && !snapshots.has(snapshot.ID, snapshot.Name) && (snapshot.Temporary() || !inventory.SnapshotsUnknown) {
+			case ours && !snapshots.has(snapshot.ID, snapshot.Name) && (snapshot.Temporary() || !inventory.SnapshotsUnknown):
 				found.Orphans = append(found.Orphans, snapshotOrphan(c.rack, snapshot, cluster))
 			}
 		}
 		found.Orphans = append(found.Orphans, recordOrphans(c, cluster)...)
 	}
 	for i := range found.Orphans {
-		o := &found.Orphans[i]
-		if age := now.Sub(o.Created); o.Keep == "" && (o.Created.IsZero() || age < MinOrphanAge) {
-			o.Keep = "it is younger than a day"
-		}
-		// A wrong kubeconfig or address would make every disk of the cluster an orphan.
-		if knownDisks == 0 && (o.Kind == KindDisk || o.Kind == KindSnapshot || o.Kind == KindExpansion) {
-			o.Keep = "the orchestrator knows no disk of this rack at all: it may be another cluster's"
-		}
+		found.Orphans[i].keepIfDoubtful(now, knownDisks)
 	}
 	slices.SortFunc(found.Orphans, func(a, b Orphan) int {
 		return cmp.Or(

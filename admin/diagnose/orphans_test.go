@@ -87,7 +87,7 @@ func TestOrphansOfExpansions(t *testing.T) {
 	used, deleted := r.Create(t, "used"), r.Create(t, "deleted")
 	other := r.Create(t, "other")
 	for _, id := range []string{used, deleted} {
-		for range 2 {
+		for range 3 { // the larger disk twice, and one of the old size
 			r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 		}
 		_, err := r.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{

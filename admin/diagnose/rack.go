@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,8 +17,10 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -70,20 +73,99 @@ func (c *Clock) difference() (time.Duration, bool) {
 	return c.offset, c.seen
 }
 
-// ExamineRack examines a rack. clock has seen the client's answers; it may be nil. of is the orchestrator whose words
-// the next steps have, as in [NextFor]. It only reads, and reads each list once.
+// Disks are the disks of racks, as [ExamineRack] has seen them. Leaving are the IDs of the volumes whose disk this
+// cluster detaches later than it was asked to.
+type Disks struct {
+	All     []rack.Disk
+	Leaving []string
+}
+
+// ExamineAttachments compares the attachments that an orchestrator shows with the disks of the racks. A disk that is
+// not among them is not judged: its rack may not have answered. If this machine has a disk, guest tells whether it is
+// mounted here; guest is nil if this machine cannot be a node.
+func ExamineAttachments(
+	ctx context.Context, area string, attachments []orchestrator.Attachment, disks Disks, guest Guest,
+) []orchestrator.Finding {
+	const looked = "disks of claims"
+	e := &examination{area: area}
+	found := map[string]rack.Disk{}
+	for _, disk := range disks.All {
+		if disk.Unknown == "" {
+			found[disk.VolumeID] = disk
+		}
+	}
+	settled := []rack.State{rack.Detached, rack.Attached}
+	used, agree := 0, 0
+	var unused []string
+	for _, a := range attachments {
+		id, _ := diskname.ParseID(a.VolumeID)
+		disk := found[id]
+		if a.By != "" {
+			used++
+		}
+		switch {
+		case !slices.Contains(settled, disk.State):
+		case a.By == "":
+			if disk.State == rack.Attached && !slices.Contains(disks.Leaving, id) {
+				unused = append(unused, a.Claim+" to "+disk.InstanceID)
+			}
+		default:
+			if text := disagreement(ctx, a, disk, guest); text != "" {
+				e.fail(looked, "oxide-csi explain "+a.Claim, "%s is used by %s%s", a.Claim, a.By, text)
+			} else {
+				agree++
+			}
+		}
+	}
+	if used > 0 && len(e.findings) == 0 {
+		e.ok(looked, "of %d claims of workloads that run, %d have their disk where they run", used, agree)
+	}
+	if len(unused) > 0 {
+		e.warn("disks without a VolumeAttachment", "if doctor still says so in a minute: oxide-csi volume detach, once "+
+			"the disk is mounted nowhere on its instance", "attached on the rack: %s", orchestrator.Some(unused))
+	}
+	return e.findings
+}
+
+// disagreement says how the disk contradicts a workload that uses it, or "" if both agree.
+func disagreement(ctx context.Context, a orchestrator.Attachment, disk rack.Disk, guest Guest) string {
+	node, _ := diskname.ParseID(a.NodeID)
+	switch {
+	case disk.State == rack.Detached:
+		return ", and its disk is detached"
+	case node != "" && disk.InstanceID != node:
+		return fmt.Sprintf(" on instance %s, and its disk is attached to %s", node, disk.InstanceID)
+	case a.Runs && node != "" && notMounted(ctx, guest, disk):
+		return ", and nothing of its disk is mounted on this node"
+	}
+	return ""
+}
+
+// notMounted reports whether this machine has a disk, and has not mounted it. Of an encrypted disk another device is
+// mounted.
+func notMounted(ctx context.Context, guest Guest, disk rack.Disk) bool {
+	described, _ := rack.ParseDescription(disk.Description)
+	return guest != nil && described.LUKS == 0 &&
+		slices.ContainsFunc(guest.Steps(ctx, disk.Name, disk.InstanceID), func(s orchestrator.TraceStep) bool {
+			return s.State == noMounts || s.State == noDevice
+		})
+}
+
+// ExamineRack examines a rack, and returns its disks as far as they were read. clock has seen the client's answers; it
+// may be nil. of is the orchestrator whose words the next steps have, as in [NextFor]. It only reads, and reads each
+// list once.
 func ExamineRack(
 	ctx context.Context,
 	client *rack.Client,
 	clock *Clock,
 	cluster, of string,
 	now time.Time,
-) []orchestrator.Finding {
+) ([]orchestrator.Finding, Disks) {
 	e := &examination{area: "rack " + client.Name(), of: of}
 	project, err := client.Check(ctx)
 	if err != nil {
 		e.fail("API, certificate, token and project", e.nextStep(err), "%s", err)
-		return e.findings
+		return e.findings, Disks{}
 	}
 	e.ok(
 		"API, certificate, token and project",
@@ -106,8 +188,8 @@ func ExamineRack(
 	e.quota(ctx, client)
 	e.token(ctx, client, now)
 	e.role(ctx, client)
-	e.contents(ctx, client, cluster, now)
-	return e.findings
+	disks := e.contents(ctx, client, cluster, now)
+	return e.findings, disks
 }
 
 // differenceOrNone is [Clock.difference], also without a clock.
@@ -231,11 +313,13 @@ func (e *examination) hotplug(ctx context.Context, client *rack.Client, disks []
 }
 
 // contents lists disks, snapshots and records.
-func (e *examination) contents(ctx context.Context, client *rack.Client, cluster string, now time.Time) {
+func (e *examination) contents(
+	ctx context.Context, client *rack.Client, cluster string, now time.Time,
+) Disks {
 	all, err := readContents(ctx, []*rack.Client{client})
 	if err != nil {
 		e.fail("disks, snapshots and records", e.nextStep(err), "%s", err)
-		return
+		return Disks{}
 	}
 	c, ours, attached := all[0], 0, 0
 	owners := controller.Adoptions(c.records)
@@ -286,6 +370,7 @@ func (e *examination) contents(ctx context.Context, client *rack.Client, cluster
 	}
 	e.hotplug(ctx, client, c.disks)
 	e.records(c, cluster, now)
+	return Disks{c.disks, slices.Collect(maps.Keys(detach.Parse(c.records, cluster).Instances()))}
 }
 
 // nameOnRack names a disk for the rack's operator. The rack does not know the IDs of volumes.

@@ -15,18 +15,18 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // restartNext are the next steps for a planned restart that has not begun, by the reason.
 // The others begin by themselves.
-var restartNext = map[restart.Reason]string{
-	restart.ReasonHours:   "wait for the hours, or change --restart-hours",
-	restart.ReasonPolicy:  "stop and start the instance yourself, or allow the restart: docs/how-to/planned-restarts.md",
-	restart.ReasonRefused: "remove what the node names; the restart is tried again after the cool-down",
-	restart.ReasonSelf:    "see the controller's log: it must know which instance it runs on",
-	restart.ReasonState:   "see the instance in the rack's console: start it, or delete its node in the orchestrator",
+var restartNext = map[rpc.RestartReason]string{
+	rpc.ReasonHours:   "wait for the hours, or change --restart-hours",
+	rpc.ReasonManual:  "stop and start the instance yourself, or allow the restart: docs/how-to/planned-restarts.md",
+	rpc.ReasonRefused: "remove what the node names; the restart is tried again after the cool-down",
+	rpc.ReasonSelf:    "see the controller's log: it must know which instance it runs on",
+	rpc.ReasonState:   "see the instance in the rack's console: start it, or delete its node in the orchestrator",
 }
 
 // ExamineRestarts looks at the planned restarts of a controller, and why those have not begun that have not.
@@ -43,7 +43,7 @@ func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Fi
 			since = fmt.Sprintf(" since %s", now.Sub(r.Since).Round(time.Second))
 		}
 		switch next := restartNext[r.Reason]; {
-		case r.Reason == restart.ReasonUnderWay:
+		case r.Reason == rpc.ReasonUnderWay:
 			e.ok(looked, "is being restarted%s: %s", since, r.Message)
 		case next != "":
 			e.warn(looked, next, "its restart has not begun%s (%s): %s", since, r.Reason, r.Message)
@@ -60,13 +60,13 @@ func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Fi
 // RestartsUnknown is the finding if the controller at a socket does not answer.
 func RestartsUnknown(socket string, err error) []orchestrator.Finding {
 	e := &examination{area: "restarts"}
-	e.warn("planned restarts", "see the controller's log", "the controller at %s does not answer: %s", socket, err)
+	e.warn("planned restarts", "see the controller's log", "the controller at %s does not respond: %s", socket, err)
 	return e.findings
 }
 
 // waitsRow are the faults of a volume that waits for a restart, by the reason. The others are [fault.RestartPlanned].
-var waitsRow = map[restart.Reason]*fault.Row{
-	restart.ReasonPolicy: fault.RestartNeeded, restart.ReasonRefused: fault.RestartRefused,
+var waitsRow = map[rpc.RestartReason]*fault.Row{
+	rpc.ReasonManual: fault.RackHasNoHotplug, rpc.ReasonRefused: fault.RestartRefused,
 }
 
 // controllerTimeout bounds the wait for a controller that explain can do without.

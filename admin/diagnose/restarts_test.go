@@ -12,19 +12,19 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
 // A restart that waits for an operator is a warning, with the reason. A restart that begins by itself is none.
 func TestExamineRestarts(t *testing.T) {
 	now := time.Now()
-	for reason, want := range map[restart.Reason]orchestrator.Status{
-		restart.ReasonWindow: orchestrator.StatusOK, restart.ReasonCoolDown: orchestrator.StatusOK,
-		restart.ReasonOthers: orchestrator.StatusOK, restart.ReasonUnderWay: orchestrator.StatusOK, "": orchestrator.StatusOK,
-		restart.ReasonHours: orchestrator.StatusWarning, restart.ReasonPolicy: orchestrator.StatusWarning,
-		restart.ReasonRefused: orchestrator.StatusWarning, restart.ReasonSelf: orchestrator.StatusWarning,
-		restart.ReasonState: orchestrator.StatusWarning,
+	for reason, want := range map[rpc.RestartReason]orchestrator.Status{
+		rpc.ReasonWindow: orchestrator.StatusOK, rpc.ReasonCoolDown: orchestrator.StatusOK,
+		rpc.ReasonOthers: orchestrator.StatusOK, rpc.ReasonUnderWay: orchestrator.StatusOK, "": orchestrator.StatusOK,
+		rpc.ReasonHours: orchestrator.StatusWarning, rpc.ReasonManual: orchestrator.StatusWarning,
+		rpc.ReasonRefused: orchestrator.StatusWarning, rpc.ReasonSelf: orchestrator.StatusWarning,
+		rpc.ReasonState: orchestrator.StatusWarning,
 	} {
 		found := diagnose.ExamineRestarts([]client.Restart{
 			{NodeID: "id", NodeName: "node-a", Reason: reason, Message: "the message", Since: now.Add(-time.Minute)},

@@ -19,18 +19,26 @@ import (
 var shown = map[*fault.Row]func(Facts) bool{
 	fault.OtherDriver:      has(orchestrator.OtherDriver),
 	fault.SnapshotNotReady: has(orchestrator.SnapshotNotReady),
+	fault.ClaimMissing:     has(orchestrator.ClaimMissing),
+	fault.NoConsumer:       has(orchestrator.NoConsumer),
+	fault.VolumeReleased:   has(orchestrator.Released),
 	fault.DiskGone:         func(f Facts) bool { return f.DiskGone },
 	fault.DiskFaulted:      func(f Facts) bool { return f.Disk != nil && f.Disk.State == rack.Faulted },
 	fault.InstanceDeleted:  func(f Facts) bool { return f.InstanceGone },
 	fault.InstanceStopped: func(f Facts) bool {
 		return f.Instance != nil && slices.Contains([]string{rack.Stopped, rack.Failed, "stopping"}, f.Instance.RunState)
 	},
-	fault.RunsWithoutDisk:      Facts.runsWithoutDisk,
-	fault.RunsWithoutMount:     Facts.runsWithoutMount,
-	fault.NodesFull:            func(f Facts) bool { return strings.Contains(strings.Join(f.messages(), "\n"), maxVolumes) },
+	fault.DeviceNotFound:   func(f Facts) bool { return f.NoDevice },
+	fault.RunsWithoutDisk:  Facts.runsWithoutDisk,
+	fault.RunsWithoutMount: Facts.runsWithoutMount,
+	fault.RunsWithoutClaim: func(f Facts) bool {
+		return f.has(orchestrator.Running) && !f.has(orchestrator.Attached)
+	},
+	fault.AttachedElsewhere:    func(f Facts) bool { return f.pending() && f.diskElsewhere() },
 	fault.ControllerNotRunning: has(orchestrator.NoController),
 	fault.ClaimHeld:            has(orchestrator.ClaimOfAnother),
 	fault.ClaimTerminating:     has(orchestrator.Terminating),
+	fault.WorkloadTerminating:  has(orchestrator.WorkloadTerminating),
 	fault.ClaimNotReleased:     unlessRunning(orchestrator.ClaimOfEnded),
 	fault.PluginNotRegistered:  has(orchestrator.NotRegistered),
 	fault.NodeNotReady:         has(orchestrator.NodeNotReady),
@@ -39,16 +47,19 @@ var shown = map[*fault.Row]func(Facts) bool{
 	fault.NotStartedYet:        func(f Facts) bool { return f.pending() && f.RackError == "" && len(f.Messages) == 0 },
 }
 
-// maxVolumes is what the scheduler of Kubernetes says of nodes that take no more volumes.
-const maxVolumes = "exceed max volume count"
-
 // runsWithoutDisk reports whether a workload runs, and the rack shows its disk elsewhere or nowhere.
 func (f Facts) runsWithoutDisk() bool {
+	return f.has(orchestrator.Running) && (f.diskIs(rack.Detached) || f.diskElsewhere())
+}
+
+// diskElsewhere reports whether the rack shows the disk on another instance than that of the workload.
+func (f Facts) diskElsewhere() bool {
 	node, known := diskname.ParseID(f.NodeID)
-	if !f.has(orchestrator.Running) || f.Disk == nil || f.Disk.Unknown != "" || f.RackError != "" {
-		return false
-	}
-	return f.Disk.State == rack.Detached || f.Disk.State == rack.Attached && known && f.Disk.InstanceID != node
+	return known && f.diskIs(rack.Attached) && f.Disk.InstanceID != node
+}
+
+func (f Facts) diskIs(state rack.State) bool {
+	return f.Disk != nil && f.Disk.Unknown == "" && f.RackError == "" && f.Disk.State == state
 }
 
 // runsWithoutMount reports whether a workload runs, and this machine, which has its disk, has not mounted it. Of an
@@ -79,7 +90,10 @@ func (f Facts) show(row *fault.Row) bool {
 	if row == fault.AttachedElsewhere && f.has(orchestrator.Attached) {
 		return false // the message is an old one
 	}
-	return slices.ContainsFunc(f.messages(), func(m string) bool { return slices.Contains(fault.In(m), row) })
+	return slices.ContainsFunc(f.messages(), func(m string) bool {
+		words := fault.In(m)
+		return slices.Contains(words, row) || len(words) == 0 && said[row] != nil && said[row].MatchString(m)
+	})
 }
 
 // NextFor is the next step of a fault with the commands of an orchestrator.

@@ -219,7 +219,7 @@ func TestLog(t *testing.T) {
 	r := newRig(t, false)
 	r.mustCreate(t, "class-1", nil)
 	r.mustCreate(t, "class-1", nil)
-	line := regexp.MustCompile(`answered method=DriverCreateBucket request_id=(\d+) name=class-1 code=OK`)
+	line := regexp.MustCompile(`responded method=DriverCreateBucket request_id=(\d+) name=class-1 code=OK`)
 	var lines [][]string
 	// The answer may come before its line.
 	for end := time.Now().Add(10 * time.Second); len(lines) < 2 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -259,7 +259,7 @@ func TestOtherBuckets(t *testing.T) {
 	must(t, err)
 	_, err = r.create(t, "by-hand", nil)
 	wantCode(t, err, codes.AlreadyExists, "did not make it")
-	wantCode(t, r.remove(t, "main/by-hand"), codes.FailedPrecondition, "by hand")
+	wantCode(t, r.remove(t, "main/by-hand"), codes.FailedPrecondition, "manually")
 
 	// The statement of the operator outlives grants and revocations.
 	const foreign = `{"Version":"2012-10-17","Statement":[{"Sid":"public","Effect":"Allow","Principal":"*","Action":"s3:GetObject","Resource":"arn:aws:s3:::by-hand/*"}]}`
@@ -302,7 +302,7 @@ func TestPolicyEditedByHand(t *testing.T) {
 		t.Context(), &s3.PutBucketPolicyInput{Bucket: aws.String("class-1"), Policy: aws.String(edited)})
 	must(t, err)
 	_, err = r.grant(t, id, "access", buckets.ReadWrite)
-	wantCode(t, err, codes.FailedPrecondition, "unknown form", "by hand")
+	wantCode(t, err, codes.FailedPrecondition, "unknown form", "manually")
 	must(t, r.remove(t, id))
 	if names := r.bucketNames(t); len(names) > 0 {
 		t.Errorf("buckets are left: %v", names)

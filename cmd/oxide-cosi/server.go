@@ -79,7 +79,7 @@ func (i *interceptors) answer(
 		level = rpc.LogLevel(err)
 		attrs = append(attrs, slog.String("error", result.Message()))
 	}
-	log.LogAttrs(ctx, level, "answered", attrs...)
+	log.LogAttrs(ctx, level, "responded", attrs...)
 	if err != nil {
 		return nil, result.Err()
 	}

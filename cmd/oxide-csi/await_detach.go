@@ -29,7 +29,7 @@ It calls Kubernetes with the same settings as the plugin; see docs/reference/con
 terminationGracePeriodSeconds must be longer than --timeout.
 
 Exit codes: 0, no volume is attached, or the Node is not given up; 1, volumes are still attached, or Kubernetes does not
-answer; 2, the configuration is wrong.`
+respond; 2, the configuration is wrong.`
 
 func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 	var timeout time.Duration
@@ -53,13 +53,9 @@ func awaitDetachCommand(environ []string, stderr io.Writer) *cobra.Command {
 		case err != nil && !errors.As(err, &problems):
 			return err
 		case err == nil && cfg.NodeName == "":
-			problems = append(
-				problems,
-				config.Problem{
-					Flag: "--node-name",
-					What: "is required; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
-				},
-			)
+			problems = config.Problems{
+				{Flag: "--node-name", What: "is required; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API"},
+			}
 		}
 		if timeout <= 0 {
 			problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is not positive", timeout)})

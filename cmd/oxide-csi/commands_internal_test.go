@@ -171,7 +171,7 @@ func TestKubectlPlugin(t *testing.T) {
 		{[]string{"doctor", "--help"}, []string{
 			"  kubectl -n oxide-csi exec ds/oxide-csi-node -- /oxide-csi doctor\n", "  kubectl oxide doctor --kubeconfig=",
 		}},
-		{[]string{"volume", "list", "--help"}, []string{"kubectl oxide volume list [flags]", "  kubectl oxide volume list --watch\n"}},
+		{[]string{"volume", "list", "--help"}, []string{"kubectl oxide volume list [flags]", "  kubectl oxide volume list\n"}},
 	} {
 		got := help(test.args...)
 		for _, says := range test.says {

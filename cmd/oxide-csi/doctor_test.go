@@ -12,7 +12,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
-	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -73,15 +72,13 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// The command asks the controller of this host why a planned restart has not begun.
-func TestDoctorOfPlannedRestarts(t *testing.T) {
+// The command asks the controller of this host which instances must be stopped, and why.
+func TestDoctorWithoutHotplug(t *testing.T) {
 	t.Parallel()
-	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
-		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
-	}}
+	h := &host{dir: shortDir(t), noHotplug: true}
 	h.start(t, false)
 	environ := append(h.rackEnv(t), h.environ...)
-	if got := runPlugin(t, environ, "doctor"); !strings.Contains(got.stdout, "no instance needs one") {
+	if got := runPlugin(t, environ, "doctor"); strings.Contains(got.stdout, "its restart") {
 		t.Errorf("before: %+v", got)
 	}
 	h.ok(t, "volume", "create", "x", "--size=1GiB")
@@ -89,19 +86,20 @@ func TestDoctorOfPlannedRestarts(t *testing.T) {
 		t.Errorf("before: %+v", got)
 	}
 	h.fails(t, 5, "volume", "attach", "x", "--node="+h.sim.Instances[0].ID)
-	await.Eventually(t, "show says why", func() bool {
-		return strings.Contains(h.run(t, "volume", "show", "x").stdout, "would be restarted")
-	})
-	if got := runPlugin(t, environ, "explain", "x"); !strings.HasPrefix(got.stdout, "RestartNeeded: volume x ") ||
-		!strings.Contains(got.stdout, fault.RestartNeeded.OnHosts) ||
-		!strings.Contains(got.stdout, "of node "+h.sim.Instances[0].Name) {
+	if got := runPlugin(t, environ, "explain", "x"); !strings.HasPrefix(got.stdout, "RackHasNoHotplug: ") ||
+		!strings.Contains(got.stdout, fault.RackHasNoHotplug.OnHosts) ||
+		!strings.Contains(got.stdout, "node "+h.sim.Instances[0].Name) {
 		t.Errorf("explain does not say what show says: %+v", got)
 	}
-	await.Eventually(t, "doctor says why the restart has not begun", func() bool {
-		got := runPlugin(t, environ, "doctor")
-		return got.code == 1 && strings.Contains(got.stdout, "its restart has not begun") &&
-			strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) && strings.Contains(got.stdout, "(policy)")
-	})
+	if got := runPlugin(
+		t,
+		environ,
+		"doctor",
+	); got.code != 1 || !strings.Contains(got.stdout, "its restart has not begun") ||
+		!strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) ||
+		!strings.Contains(got.stdout, "(manual)") {
+		t.Errorf("doctor does not say why: %+v", got)
+	}
 	must(t, h.controller.Stop())
 	if got := runPlugin(t, environ, "doctor"); strings.Contains(got.stdout, "its restart") {
 		t.Errorf("without a controller: %+v", got)

@@ -76,6 +76,6 @@ func TestWithoutThePlugin(t *testing.T) {
 	if _, err := os.Stat(bundle); err != nil {
 		t.Error(err)
 	}
-	says(run(program, 2, "volume", "list", "--watch"), "oxide-csi volume needs the plugin: run it on a host of the plugin")
+	says(run(program, 2, "volume", "list", "--all"), "oxide-csi volume needs the plugin: run it on a host of the plugin")
 	says(run(program, 78, "--mode=node"), "--mode: unknown flag")
 }

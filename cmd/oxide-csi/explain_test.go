@@ -184,6 +184,9 @@ func TestExplainFollowsKubernetes(t *testing.T) {
 			})
 		}},
 		"all nodes are full": {"NodesFull", func(c *simtest.Cluster) {
+			unplaced := podIn("Pending")
+			delete(unplaced["spec"].(object), "nodeName")
+			c.Put(podList, "default", "db", unplaced)
 			event(c, "FailedScheduling", "0/2 nodes are available: 2 node(s) exceed max volume count.")
 		}},
 		"nothing was said yet": {"NotStartedYet", func(*simtest.Cluster) {}},
@@ -329,11 +332,13 @@ func TestExplainRepeatsTheNode(t *testing.T) {
 }
 
 // runHost runs a program of the host.
-func runHost(t *testing.T, name string, args ...string) {
+func runHost(t *testing.T, name string, args ...string) (printed string) {
 	t.Helper()
-	if output, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+	output, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
 		t.Fatalf("%s %v: %v: %s", name, args, err, output)
 	}
+	return string(output)
 }
 
 // device is the path of an attached disk's device.
@@ -378,7 +383,7 @@ func TestExplainFollowsNomad(t *testing.T) {
 	h := newHost(t, false)
 	id, instance := h.ok(t, "volume", "create", "data", "--size=1GiB"), h.sim.Instances[0].ID
 	const waits, ours, client = "5a7d9b11-0000-4000-8000-000000000001", "7c7d9b11-0000-4000-8000-000000000003", "c1"
-	const refusal = "cannot attach disk x: instance y is running, and this rack attaches and detaches disks only while " +
+	const refusal = "cannot attach disk x: instance y is running, and this rack attaches disks only while " +
 		"the instance is stopped: stop it [RackHasNoHotplug]"
 	answers := map[string]any{
 		"/v1/volumes": []object{{"ID": "data", "Namespace": "shop", "ExternalID": id, "Provider": "csi.oxide.computer"}},
@@ -402,7 +407,7 @@ func TestExplainFollowsNomad(t *testing.T) {
 			plugin["Allocations"] = []object{{"ID": ours, "NodeID": client, "TaskStates": object{"plugin": object{}}}}
 			_ = json.NewEncoder(w).Encode(plugin)
 		case r.URL.Path == "/v1/client/fs/logs/"+ours:
-			const answered = "time=2026-01-02T03:04:05Z msg=answered method=ControllerPublishVolume "
+			const answered = "time=2026-01-02T03:04:05Z msg=responded method=ControllerPublishVolume "
 			_, _ = fmt.Fprintf(w, answered+"volume_id=%s error=%q\n", id, refusal)
 		case has:
 			_ = json.NewEncoder(w).Encode(answer)

@@ -34,10 +34,6 @@ func addPlugin(root *cobra.Command, environ []string, stdout, stderr io.Writer) 
 		}
 		return serve(cmd.Context(), cfg, warnings, stderr)
 	}
-	root.AddCommand(
-		metadataCommand(environ, stdout, stderr),
-		awaitDetachCommand(environ, stderr),
-		readyCommand(stdout),
-	)
+	root.AddCommand(metadataCommand(environ, stdout, stderr), awaitDetachCommand(environ, stderr), readyCommand(stdout))
 	root.AddCommand(admin.HostCommands(program(environ, stdout, stderr))...)
 }

@@ -49,7 +49,7 @@ func TestHostileNamesAreEscaped(t *testing.T) {
 		{h.environ, []string{"volume", "show", id, "--json"}, true},
 		{h.environ, []string{"volume", "attach", id}, false},
 		{h.environ, []string{"volume", "detach", id}, false},
-		{h.environ, []string{"volume", "expand", hostile, "--size=2GiB", "--dry-run"}, false},
+		{h.environ, []string{"volume", "expand", hostile, "--size=2GiB"}, false},
 		{h.environ, []string{"volume", "adopt", "--from-cluster=" + simtest.ClusterID}, true},
 		{h.environ, []string{"volume", "adopt", "--from-cluster=" + simtest.ClusterID, "--for=kubernetes", "--yes"}, false},
 		{h.environ, []string{"volume", "adopt", "--from-cluster=" + simtest.ClusterID, "--for=nomad", "--yes"}, false},

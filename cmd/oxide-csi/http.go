@@ -40,8 +40,9 @@ const (
 // httpInterval is the time between two attempts to listen on an address that is in use.
 const httpInterval = 5 * time.Second
 
-// serveHTTP serves health and metrics, and profiles if they are configured. The plugin is live if live returns no
-// error. A plugin that waits for its identity or its rack is live too, because restarting the plugin would not help.
+// serveHTTP serves health and metrics, and profiles if they are configured. Without an address it serves nothing. The
+// plugin is live if live returns no error. A plugin that waits for its identity or its rack is live too, because
+// restarting the plugin would not help.
 //
 // An address in use is no error: a killed plugin keeps its address while one of its threads waits for a disk, and the
 // volumes of the other disks need this plugin. serveHTTP tries again until the address is free.
@@ -52,6 +53,9 @@ func serveHTTP(
 	measured *metrics.Metrics,
 	log *slog.Logger,
 ) (stop func(), err error) {
+	if cfg.HTTPEndpoint == "" {
+		return func() {}, nil
+	}
 	listener, err := net.Listen("tcp", cfg.HTTPEndpoint)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("serve HTTP on %s: %w", cfg.HTTPEndpoint, err)

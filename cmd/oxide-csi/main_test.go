@@ -170,8 +170,8 @@ func TestExamplesOfTheHelpAreValid(t *testing.T) {
 		if len(args) == 0 || args[0] != "oxide-csi" {
 			continue
 		}
-		if got := runPlugin(t, nil, args[1:]...); got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
-			t.Errorf("%v: %+v, want an error about the socket's folder alone", args, got)
+		if got := runPlugin(t, nil, args[1:]...); got.code != 1 || !strings.Contains(got.stderr, "directory exists") {
+			t.Errorf("%v: %+v, want an error about the socket's directory alone", args, got)
 		}
 	}
 }
@@ -316,7 +316,7 @@ func TestNodeIgnoresRackSettings(t *testing.T) {
 		"--instance-id=6f3a1c9e-2b7d-4e58-9a41-0d5c8e7f1a23",
 	)
 	// The only error is the missing folder of the socket.
-	if got.code != 1 || !strings.Contains(got.stderr, "folder exists") {
+	if got.code != 1 || !strings.Contains(got.stderr, "directory exists") {
 		t.Errorf("%+v", got)
 	}
 	if strings.Count(got.stderr, "OXIDE_CSI_PLUGIN_SERVICE_HOST") != 1 {

@@ -8,14 +8,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,12 +33,12 @@ It uses the plugin's own settings for this, as flags, from the environment or fr
 docs/reference/configuration.md and docs/how-to/identity.md.
 
 Exit codes: 0, the identity was printed or written; 1, it is invalid or could not be written; 2, the configuration is
-wrong; 3, no source answered in time. It writes only with exit code 0.`
+wrong; 3, no source responded in time. It writes only with exit code 0.`
 
 // metadataOptions are the command's own flags.
 type metadataOptions struct {
-	provider, output, format, fileMode string
-	timeout                            time.Duration
+	provider, output string
+	timeout          time.Duration
 }
 
 func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command {
@@ -58,14 +55,7 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 	config.IdentityFlags(flags)
 	flags.StringVar(&opts.provider, "provider", "", "the same as --metadata")
 	flags.StringVar(&opts.output, "output", "", "file to write; print to stdout if empty")
-	flags.StringVar(&opts.format, "format", "env", "format of the output: env (OXIDE_INSTANCE_ID=, OXIDE_RACK=) or json")
-	flags.StringVar(&opts.fileMode, "file-mode", "0644", "permissions of the file, octal")
-	flags.DurationVar(
-		&opts.timeout,
-		"timeout",
-		30*time.Second,
-		"how long to wait until a source answers; 0 tries once",
-	)
+	flags.DurationVar(&opts.timeout, "timeout", 30*time.Second, "how long to wait until a source responds; 0 tries once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if opts.provider != "" {
 			if err := flags.Set("metadata", opts.provider); err != nil {
@@ -76,7 +66,10 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 		for _, warning := range warnings {
 			fmt.Fprintf(stderr, "oxide-csi: warning: %s\n", warning)
 		}
-		mode, problems := opts.check()
+		var problems config.Problems
+		if opts.timeout < 0 {
+			problems = config.Problems{{Flag: "--timeout", What: fmt.Sprintf("%s is negative", opts.timeout)}}
+		}
 		var more config.Problems
 		if errors.As(err, &more) {
 			problems = append(problems, more...)
@@ -88,35 +81,14 @@ func metadataCommand(environ []string, stdout, stderr io.Writer) *cobra.Command 
 		if err != nil {
 			return err
 		}
-		text := opts.encode(instance)
+		text := encode(instance)
 		if opts.output == "" {
 			_, err := io.WriteString(stdout, text)
 			return err
 		}
-		return writeFile(opts.output, text, mode)
+		return writeFile(opts.output, text)
 	}
 	return cmd
-}
-
-// check validates the command's own flags.
-func (o metadataOptions) check() (mode fs.FileMode, problems config.Problems) {
-	if o.format != "env" && o.format != "json" {
-		problems = append(
-			problems,
-			config.Problem{Flag: "--format", What: fmt.Sprintf("%q is not one of env, json", o.format)},
-		)
-	}
-	if o.timeout < 0 {
-		problems = append(problems, config.Problem{Flag: "--timeout", What: fmt.Sprintf("%s is negative", o.timeout)})
-	}
-	bits, err := strconv.ParseUint(o.fileMode, 8, 32)
-	if err != nil || bits > 0o777 {
-		problems = append(
-			problems,
-			config.Problem{Flag: "--file-mode", What: fmt.Sprintf("%q is not a file mode such as 0644", o.fileMode)},
-		)
-	}
-	return fs.FileMode(bits), problems
 }
 
 // awaitInstance asks the provider until it knows the instance, returns ErrInvalid, or the timeout ends. A timeout of 0
@@ -146,7 +118,7 @@ func awaitInstance(
 		return again
 	})
 	if errors.Is(err, metadata.ErrNotReady) {
-		return metadata.Instance{}, admin.Exit(exitNotReady, fmt.Errorf("no source answered: %w", reason))
+		return metadata.Instance{}, admin.Exit(exitNotReady, fmt.Errorf("no source responded: %w", reason))
 	}
 	return instance, err
 }
@@ -155,17 +127,7 @@ func awaitInstance(
 const singleAttemptTimeout = 10 * time.Second
 
 // encode returns the text to print or write. It leaves out an unknown rack, so that the reader uses its default.
-func (o metadataOptions) encode(instance metadata.Instance) string {
-	if o.format == "json" {
-		text, err := json.Marshal(struct {
-			InstanceID string `json:"instanceID"`
-			Rack       string `json:"rack,omitempty"`
-		}{instance.ID, instance.Rack})
-		if err != nil {
-			panic(err) // impossible: two strings
-		}
-		return string(text) + "\n"
-	}
+func encode(instance metadata.Instance) string {
 	text := "OXIDE_INSTANCE_ID=" + instance.ID + "\n"
 	if instance.Rack != "" {
 		text += "OXIDE_RACK=" + instance.Rack + "\n"
@@ -173,12 +135,13 @@ func (o metadataOptions) encode(instance metadata.Instance) string {
 	return text
 }
 
-// writeFile replaces a file atomically: a reader sees the old text or the new text, even after a power cut.
-func writeFile(name, text string, mode fs.FileMode) (err error) {
+// writeFile replaces a file atomically: a reader sees the old text or the new text, even after a power cut. Any user
+// may read it, as the plugin may run as one.
+func writeFile(name, text string) (err error) {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(name)+".*")
 	if err != nil {
-		return fmt.Errorf("write %s: %w: check that its folder exists and is writable", name, err)
+		return fmt.Errorf("write %s: %w: check that its directory exists and is writable", name, err)
 	}
 	defer func() {
 		if err != nil {
@@ -186,7 +149,7 @@ func writeFile(name, text string, mode fs.FileMode) (err error) {
 		}
 	}()
 	_, err = f.WriteString(text)
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	if err = os.Rename(f.Name(), name); err != nil {

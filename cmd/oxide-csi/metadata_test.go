@@ -33,8 +33,6 @@ func TestMetadataCommand(t *testing.T) {
 		{"firmware, by default", nil, []string{"--sys-root=" + sys}, result{stdout: idLine}},
 		{"firmware, selected", nil, []string{"--provider=guest", "--sys-root=" + sys}, result{stdout: idLine}},
 		{"firmware, with a rack", []string{"OXIDE_RACK=west"}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=west\n"}},
-		{"as JSON", nil, []string{"--sys-root=" + sys, "--format=json"}, result{stdout: `{"instanceID":"` + instanceID + `"}` + "\n"}},
-		{"as JSON, with a rack", nil, []string{"--sys-root=" + sys, "--format=json", "--rack=west"}, result{stdout: `{"instanceID":"` + instanceID + `","rack":"west"}` + "\n"}},
 		{"Nomad agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
 		{"firmware and Nomad agent", []string{token, "NOMAD_ADDR=" + nomad.URL}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
 		{"Nomad agent on the task API's socket", []string{token, "NOMAD_UNIX_ADDR=unix://" + serveUnix(t, nomad.Config.Handler)}, []string{"--sys-root=" + sys}, result{stdout: idLine + "OXIDE_RACK=east\n"}},
@@ -45,9 +43,9 @@ func TestMetadataCommand(t *testing.T) {
 
 		{"no permission", []string{"NOMAD_ADDR=" + nomad.URL}, []string{"--provider=nomad"}, result{code: 1, stderr: "HTTP 403"}},
 		{"no Oxide instance", nil, []string{"--sys-root=" + t.TempDir()}, result{code: 1, stderr: "the firmware tells nothing"}},
-		{"no source answers a single attempt", []string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0"}, result{code: 3, stderr: "oxide-csi: no source answered: ask the Nomad agent at http://127.0.0.1:1: "}},
-		{"no source answers before the timeout", nil, []string{"--provider=static", "--metadata-file=" + file + ".none", "--timeout=300ms"}, result{code: 3, stderr: "oxide-csi: no source answered: wait for " + file + ".none: no such file"}},
-		{"invalid settings", nil, []string{"--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw"}, result{code: 2, stderr: "config: --metadata: "}},
+		{"no source answers a single attempt", []string{"NOMAD_ADDR=http://127.0.0.1:1"}, []string{"--provider=nomad", "--timeout=0"}, result{code: 3, stderr: "oxide-csi: no source responded: ask the Nomad agent at http://127.0.0.1:1: "}},
+		{"no source answers before the timeout", nil, []string{"--provider=static", "--metadata-file=" + file + ".none", "--timeout=300ms"}, result{code: 3, stderr: "oxide-csi: no source responded: wait for " + file + ".none: no such file"}},
+		{"invalid settings", nil, []string{"--provider=aws", "--timeout=-1s"}, result{code: 2, stderr: "config: --metadata: "}},
 		{"invalid duration", nil, []string{"--timeout=soon"}, result{code: 2, stderr: "--timeout"}},
 		{"unexpected argument", nil, []string{"now"}, result{code: 2, stderr: "config: command line: "}},
 	} {
@@ -64,11 +62,11 @@ func TestMetadataCommand(t *testing.T) {
 func TestMetadataCommandReportsAllProblems(t *testing.T) {
 	found := problems(
 		t,
-		runPlugin(t, nil, "metadata", "--provider=aws", "--format=xml", "--timeout=-1s", "--file-mode=rw", "--sys-root=sys"),
+		runPlugin(t, nil, "metadata", "--provider=aws", "--timeout=-1s", "--sys-root=sys"),
 		2,
 	)
 	flags := slices.Sorted(maps.Keys(found))
-	if diff := cmp.Diff([]string{"--file-mode", "--format", "--metadata", "--sys-root", "--timeout"}, flags); diff != "" {
+	if diff := cmp.Diff([]string{"--metadata", "--sys-root", "--timeout"}, flags); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -77,15 +75,12 @@ func TestMetadataCommandReportsAllProblems(t *testing.T) {
 func TestMetadataCommandReplacesTheFile(t *testing.T) {
 	sys, dir := instanceSys(t, instanceID), t.TempDir()
 	output := filepath.Join(dir, "metadata.env")
-	for _, test := range []struct {
-		args []string
-		mode os.FileMode
-	}{{nil, 0o644}, {[]string{"--file-mode=0600"}, 0o600}, {[]string{"--file-mode=640", "--rack=west"}, 0o640}} {
-		got := runPlugin(t, nil, append([]string{"metadata", "--sys-root=" + sys, "--output=" + output}, test.args...)...)
+	for _, args := range [][]string{nil, {"--rack=west"}} {
+		got := runPlugin(t, nil, append([]string{"metadata", "--sys-root=" + sys, "--output=" + output}, args...)...)
 		info, err := os.Stat(output)
 		must(t, err)
-		if got.code != 0 || got.stdout != "" || info.Mode() != test.mode {
-			t.Errorf("%v: %+v, mode %s", test.args, got, info.Mode())
+		if got.code != 0 || got.stdout != "" || info.Mode() != 0o644 {
+			t.Errorf("%v: %+v, mode %s", args, got, info.Mode())
 		}
 	}
 	whole, err := os.ReadFile(output)

@@ -43,7 +43,7 @@ func TestStatusForSystemd(t *testing.T) {
 		return string(message[:n])
 	}
 	message := next()
-	if strings.Contains(message, "first answer") {
+	if strings.Contains(message, "first response") {
 		message = next()
 	}
 	if !strings.HasPrefix(message, "READY=1\nSTATUS=serving, but not ready: ") || !strings.Contains(message, "token") {

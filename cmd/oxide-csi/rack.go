@@ -14,15 +14,29 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// newRack builds the client of a rack.
-func newRack(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (*rack.Client, error) {
-	return newRackThrough(cfg, measured, log, func(next http.RoundTripper) http.RoundTripper { return next })
+// newRack builds the client of a rack whose instances take this number of disks.
+func newRack(cfg config.Rack, maxDisks int, measured *metrics.Metrics, log *slog.Logger) (*rack.Client, error) {
+	settings, err := rackSettings(cfg, measured, log)
+	if err != nil {
+		return nil, err
+	}
+	settings.MaxDisks = maxDisks
+	return rack.New(settings)
 }
 
 // newRackThrough builds the client of a rack whose requests pass through another transport.
 func newRackThrough(
 	cfg config.Rack, measured *metrics.Metrics, log *slog.Logger, through func(http.RoundTripper) http.RoundTripper,
 ) (*rack.Client, error) {
+	settings, err := rackSettings(cfg, measured, log)
+	if err != nil {
+		return nil, err
+	}
+	settings.HTTPClient.Transport = through(settings.HTTPClient.Transport)
+	return rack.New(settings)
+}
+
+func rackSettings(cfg config.Rack, measured *metrics.Metrics, log *slog.Logger) (rack.Config, error) {
 	token := rack.FixedToken(cfg.Token.Reveal())
 	if cfg.TokenFile != "" {
 		token = rack.TokenFile(cfg.TokenFile, log)
@@ -31,11 +45,10 @@ func newRackThrough(
 	if cfg.CAFile != "" {
 		var err error
 		if client, err = rack.NewHTTPClientWithCAs(cfg.CAFile, config.ReadCAs, log.With("rack", cfg.Name)); err != nil {
-			return nil, fmt.Errorf("rack %q: %w", cfg.Name, err)
+			return rack.Config{}, fmt.Errorf("rack %q: %w", cfg.Name, err)
 		}
 	}
-	client.Transport = through(client.Transport)
-	return rack.New(rack.Config{
+	return rack.Config{
 		Name:       cfg.Name,
 		Host:       cfg.Host,
 		Project:    cfg.Project,
@@ -44,5 +57,5 @@ func newRackThrough(
 		HTTPClient: client,
 		Log:        log,
 		Observe:    measured.RackObserver(cfg.Name),
-	})
+	}, nil
 }

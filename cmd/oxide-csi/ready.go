@@ -27,7 +27,7 @@ const readyHelp = `oxide-csi ready asks the plugin that runs on this machine, or
 It is for readiness probes in Kubernetes: kubelet puts what a probe prints into an Event of the pod. A probe of /readyz by
 HTTP shows only the status code there.
 
-Exit codes: 0, the plugin is ready; 1, it is not ready, or does not answer; 2, the command is wrong.`
+Exit codes: 0, the plugin is ready; 1, it is not ready, or does not respond; 2, the command is wrong.`
 
 // readyTimeout bounds the command. /readyz answers from memory.
 const readyTimeout = 10 * time.Second
@@ -71,12 +71,12 @@ func printReady(ctx context.Context, address string, stdout io.Writer) error {
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("the plugin does not answer at %s: %w", address, err)
+		return fmt.Errorf("the plugin does not respond at %s: %w", address, err)
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxReadyAnswer))
 	if err != nil {
-		return fmt.Errorf("the plugin's answer at %s is cut short: %w", address, err)
+		return fmt.Errorf("the plugin's response at %s is cut short: %w", address, err)
 	}
 	if answer.StatusCode != http.StatusOK {
 		return errors.New(strings.TrimSpace(string(text)))

@@ -22,7 +22,7 @@ func TestReadyCommand(t *testing.T) {
 	_, port, err := net.SplitHostPort(addr)
 	must(t, err)
 	ready := func() result { return runPlugin(t, nil, "ready", "--http-endpoint=:"+port) }
-	if got := ready(); got.code != 1 || !strings.Contains(got.stderr, "the plugin does not answer at :"+port) {
+	if got := ready(); got.code != 1 || !strings.Contains(got.stderr, "the plugin does not respond at :"+port) {
 		t.Errorf("without a plugin: %+v", got)
 	}
 	if got := runPlugin(t, nil, "ready"); got.code != 2 || !strings.Contains(got.stderr, "--http-endpoint: is required") {

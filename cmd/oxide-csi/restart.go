@@ -31,17 +31,12 @@ func plannedRestarts(
 	if !cfg.RestartsPlanned() {
 		return nil
 	}
-	policy := restart.Allow
-	if cfg.AttachMode == config.AttachPlan {
-		policy = restart.Plan
-	}
 	times, _ := cfg.RestartTimes() // the configuration is valid
 	adapter := choice.Of(cfg)
 	return &controller.PlannedRestarts{
 		Wait:   cfg.RestartWait,
 		Claims: adapter.ClaimReporter,
 		Options: restart.Options{
-			Policy:      policy,
 			Shutdown:    restart.Shutdown(cfg.RestartShutdown),
 			Requester:   adapter.Restarts,
 			Drainer:     adapter.Drainer,

@@ -54,21 +54,17 @@ func serve(ctx context.Context, cfg config.Config, warnings []string, stderr io.
 	}
 	var current atomic.Pointer[socket.Listener]
 	current.Store(listener)
-	readiness := &core.Readiness{}
-	registration := newRegistration(cfg, log)
-	measured := newMetrics(cfg)
+	readiness, registration, measured := &core.Readiness{}, newRegistration(cfg, log), newMetrics(cfg)
 	built, err := buildServices(ctx, cfg, readiness, registration, measured, &background, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	if cfg.HTTPEndpoint != "" {
-		live := func(ctx context.Context) error { return current.Load().CheckLive(ctx) }
-		closeHTTP, err := serveHTTP(cfg, live, built.checks, measured, log)
-		if err != nil {
-			return errors.Join(err, listener.Close())
-		}
-		defer closeHTTP()
+	live := func(ctx context.Context) error { return current.Load().CheckLive(ctx) }
+	closeHTTP, err := serveHTTP(cfg, live, built.checks, measured, log)
+	if err != nil {
+		return errors.Join(err, listener.Close())
 	}
+	defer closeHTTP()
 	server := core.NewServer(built.server)
 	served := make(chan error, 1)
 	// The server is no background task: after a second signal the process does not wait for it.
@@ -101,7 +97,7 @@ func listen(cfg config.Config, log *slog.Logger) (*socket.Listener, error) {
 	listener, err := socket.Listen(cfg.Endpoint)
 	if err == nil && listener.TookOver {
 		log.Warn(
-			"another process has the socket and does not answer: look for a plugin with a thread in state D, which waits for a disk",
+			"another process has the socket and does not respond: look for a plugin with a thread in state D, which waits for a disk",
 			"endpoint",
 			cfg.Endpoint,
 		)

@@ -81,12 +81,12 @@ func buildController(
 	var racks []*rack.Client
 	var checks []readinessCheck
 	for _, rackConfig := range cfg.RackList() {
-		client, err := newRack(rackConfig, measured, log)
+		client, err := newRack(rackConfig, cfg.MaxDisks, measured, log)
 		if err != nil {
 			return nil, nil, err
 		}
 		answers := &core.Readiness{}
-		answers.SetWaiting(fmt.Sprintf("the first answer of rack %q", client.Name()))
+		answers.SetWaiting(fmt.Sprintf("the first response of rack %q", client.Name()))
 		racks, checks = append(racks, client), append(checks, answers)
 		background.run("check rack "+client.Name(), func() { watchRack(ctx, client, answers, log) })
 	}
@@ -203,7 +203,7 @@ func watchRack(ctx context.Context, client *rack.Client, answers *core.Readiness
 			return
 		case err == nil:
 			if answers.SetWaiting("") {
-				log.Info("the rack answers", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
+				log.Info("the rack responds", "rack", client.Name(), "project", client.ProjectName(), "project_id", id)
 			}
 			denied = client.Denied()
 		case answers.SetWaiting("cannot be used as configured: " + err.Error()):

@@ -57,7 +57,7 @@ func TestMountWithoutController(t *testing.T) {
 	}
 
 	id := h.ok(t, "volume", "create", "db", "--size=1GiB")
-	refused(t, "no plugin answers")
+	refused(t, "no plugin responds")
 	h.ok(t, "volume", "mount", "db", data, "--attach")
 	must(t, os.WriteFile(filepath.Join(data, "file"), []byte("precious"), 0o600))
 	if got := without(t, "volume", "unmount", "db", data); got.code != 0 {
@@ -113,7 +113,7 @@ func TestMountWithoutController(t *testing.T) {
 		t.Helper()
 		h.ok(t, "volume", "detach", "db", elsewhere)
 		h.ok(t, "volume", "delete", id, elsewhere)
-		refused(t, "no plugin answers") // the disk is not there
+		refused(t, "no plugin responds") // the disk is not there
 		id = h.ok(t, append([]string{"volume", "create", "db"}, args...)...)
 		h.ok(t, "volume", "attach", "db")
 	}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -20,8 +21,14 @@ import (
 // unpublished volume that is still attached, and of a volume that moves to another node.
 func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	t.Parallel()
+	later := time.Now().UTC().Add(6 * time.Hour)
 	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
-		"--attach-mode=plan", "--restart-shutdown=hard", "--metadata=none", "--restart-window=1s", "--restart-cool-down=0s",
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-cool-down=0s",
+		"--restart-hours=" + later.Format("Mon 15:04-") + later.Add(time.Hour).Format("15:04"),
 	}}
 	h.start(t, false, "--instances=node-a,node-b")
 	first, second := h.sim.Instance("node-a"), h.sim.Instance("node-b")
@@ -60,16 +67,16 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	h.ok(t, "volume", "show", unpublished, "--json")
 
 	attach := h.run(t, "volume", "attach", waiting, node(a))
-	if attach.code != 5 || !strings.Contains(attach.stderr, "--attach-mode=plan") {
+	if attach.code != 3 {
 		t.Errorf("attach: %+v", attach)
 	}
-	shows(waiting, "would be restarted")
+	shows(waiting, "--restart-hours")
 	h.ok(t, "volume", "show", waiting)
 	h.ok(t, "volume", "show", waiting, "--json")
 	h.ok(t, "volume", "list")
 
 	attach = h.run(t, "volume", "attach", unpublished, node(b))
-	if attach.code != 5 || !strings.Contains(attach.stderr, a+" has it and restarts first") {
+	if attach.code != 3 || !strings.Contains(attach.stderr, a+" has it and restarts first") {
 		t.Errorf("attach: %+v", attach)
 	}
 	shows(unpublished, "must be restarted first")
@@ -88,12 +95,41 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 		got[v.VolumeID] = fmt.Sprintf("%s %s %t, %s %s",
 			v.WaitsFor.NodeID, v.WaitsFor.Reason, v.WaitsFor.Problem != "", v.StillOn.NodeID, v.StillOn.Reason)
 	}
-	want := map[string]string{waiting: a + " policy false,  ", unpublished: b + " policy true, " + a + " policy"}
+	want := map[string]string{waiting: a + " hours false,  ", unpublished: b + " other-restart true, " + a + " hours"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("volume list --json (-want +got):\n%s", diff)
 	}
 	if calls, err := h.sim.Calls(t.Context()); err != nil || calls.Counts["instance_stop"] > 0 {
-		t.Errorf("%v: an instance was stopped in attach mode plan: %v", err, calls.Counts)
+		t.Errorf("%v: an instance was stopped outside of the hours: %v", err, calls.Counts)
+	}
+}
+
+// In attach mode hot the commands show which node must be stopped, and for which volumes.
+func TestVolumeCommandsShowNodesToStop(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), noHotplug: true}
+	h.start(t, false)
+	node := h.sim.Instances[0]
+	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
+	if before := h.ok(t, "volume", "list"); strings.Contains(before, "restart") {
+		t.Errorf("before a request: %s", before)
+	}
+	h.fails(t, 5, "volume", "attach", id, "--node="+node.ID)
+	list, show := h.ok(t, "volume", "list"), h.ok(t, "volume", "show", id)
+	if !regexp.MustCompile(`(?m)^node ` + node.Name + ` must be stopped manually \(.*--attach-mode=hot stops nothing\):` +
+		`\n  attach v, requested since `).MatchString(list) {
+		t.Errorf("volume list: %s", list)
+	}
+	if !strings.Contains(show, "to be attached to node "+node.Name) ||
+		!strings.Contains(show, "must be stopped manually (") {
+		t.Errorf("volume show: %s", show)
+	}
+	must(t, h.sim.SetRunState(t.Context(), node.ID, "stopped"))
+	if attach := h.run(t, "volume", "attach", id, "--node="+node.ID, "--wait"); attach.code != 0 {
+		t.Errorf("after the stop: %+v", attach)
+	}
+	if after := h.ok(t, "volume", "list"); strings.Contains(after, "restart") {
+		t.Errorf("after the attach: %s", after)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -413,7 +412,7 @@ func TestDetachRejectsAMountedVolume(t *testing.T) {
 	}
 	other := "--staging-dir=" + filepath.Join(h.dir, "other")
 	for name, args := range map[string][]string{
-		"no flags": {}, "another staging folder": {other}, "dry run": {"--dry-run"}, "with --node": {"--node=" + h.sim.Instances[0].ID},
+		"no flags": {}, "another staging folder": {other}, "with --node": {"--node=" + h.sim.Instances[0].ID},
 	} {
 		got := h.run(t, append([]string{"volume", "detach", id}, args...)...)
 		if got.code != 5 || !attached() {
@@ -421,10 +420,6 @@ func TestDetachRejectsAMountedVolume(t *testing.T) {
 		}
 	}
 	h.ok(t, "volume", "unmount", id, data)
-	h.ok(t, "volume", "detach", id, "--dry-run")
-	if !attached() {
-		t.Error("a dry run has detached the volume")
-	}
 	h.ok(t, "volume", "detach", id)
 	if attached() {
 		t.Error("the volume is still attached")
@@ -533,13 +528,12 @@ func TestFailedMountIsUnstaged(t *testing.T) {
 	shared := "--access-mode=SINGLE_NODE_MULTI_WRITER"
 	for _, flags := range [][]string{{shared}, {"--block", shared}} {
 		message := h.fails(t, 5, append([]string{"volume", "mount", id, full}, flags...)...)
-		if !strings.Contains(message, full) || strings.Contains(message, "stays staged") {
+		if !strings.Contains(message, full) || strings.Contains(message, "stay staged") {
 			t.Errorf("mount %v: the message is %s", flags, message)
 		}
 		if staged() || exists(t, staging) {
 			t.Errorf("mount %v: the volume stays staged", flags)
 		}
-		h.ok(t, "volume", "detach", id, "--dry-run")
 	}
 	h.ok(t, "volume", "mount", id, data, shared)
 	h.fails(t, 5, "volume", "mount", id, full, shared)
@@ -586,7 +580,7 @@ func TestUnreachablePlugin(t *testing.T) {
 	await.Eventually(
 		t,
 		"the command waits",
-		func() bool { return strings.Contains(stderr.String(), "waiting: no plugin answers at "+late) },
+		func() bool { return strings.Contains(stderr.String(), "waiting: no plugin responds at "+late) },
 	)
 	must(t, os.Symlink(h.controller.Socket, late))
 	if err := waiting.Wait(); err != nil {
@@ -637,103 +631,6 @@ func TestVolumeExpand(t *testing.T) {
 	}
 }
 
-// changingCommands are all commands that change something, in an order in which a dry run can check each of them.
-func changingCommands(id, snapshot, target string) [][]string {
-	return [][]string{
-		{"volume", "create", "new", "--size=1GiB"},
-		{"volume", "create", "new", "--from-volume=" + id},
-		{"volume", "create", "new", "--from-snapshot=" + snapshot},
-		{"volume", "expand", id, "--size=2GiB"},
-		{"volume", "attach", id},
-		{"volume", "mount", id, target},
-		{"volume", "unmount", id, target},
-		{"volume", "detach", id},
-		{"volume", "delete", id},
-		{"snapshot", "create", "new", "--volume=" + id},
-		{"snapshot", "delete", snapshot},
-	}
-}
-
-func TestDryRunChangesNothing(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, true)
-	id := h.ok(t, "volume", "create", "existing", "--size=1GiB")
-	snapshot := h.ok(t, "snapshot", "create", "existing", "--volume="+id)
-	target := filepath.Join(h.dir, "data")
-	must(t, h.sim.ClearCalls(t.Context()))
-	methods := map[string][]string{}
-	for _, args := range changingCommands(id, snapshot, target) {
-		if args[1] == "mount" {
-			// A dry run of mount fails too if the volume is not attached.
-			h.fails(t, 5, append(args, "--dry-run")...)
-			_, err := h.controller.ControllerPublishVolume(t.Context(), publishRequest(id, h.sim.Instances[0].ID))
-			must(t, err)
-			must(t, h.sim.ClearCalls(t.Context()))
-		}
-		if args[1] == "delete" && args[0] == "volume" {
-			h.fails(t, 5, append(args, "--dry-run")...)
-			_, err := h.controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id})
-			must(t, err)
-			must(t, h.sim.ClearCalls(t.Context()))
-		}
-		h.ok(t, append(args, "--dry-run")...)
-		var dry struct {
-			DryRun bool
-			Calls  []struct{ Call string }
-		}
-		must(t, json.Unmarshal([]byte(h.ok(t, append(args, "--dry-run", "--json")...)), &dry))
-		if !dry.DryRun || len(dry.Calls) == 0 {
-			t.Errorf("%v: %+v", args, dry)
-		}
-		for _, call := range dry.Calls {
-			methods[args[0]+" "+args[1]] = append(methods[args[0]+" "+args[1]], call.Call)
-		}
-		calls, err := h.sim.Calls(t.Context())
-		must(t, err)
-		for _, call := range calls.Log {
-			if call.Method != http.MethodGet {
-				t.Errorf("%v: %s", args, call.Operation)
-			}
-		}
-	}
-	if diff := cmp.Diff(map[string][]string{
-		"volume create":   {"CreateVolume", "CreateVolume", "CreateVolume"},
-		"volume expand":   {"ControllerExpandVolume"},
-		"volume attach":   {"ControllerPublishVolume"},
-		"volume mount":    {"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"},
-		"volume unmount":  {"NodeUnpublishVolume", "NodeUnstageVolume"},
-		"volume detach":   {"NodeUnstageVolume", "ControllerUnpublishVolume"},
-		"volume delete":   {"DeleteVolume"},
-		"snapshot create": {"CreateSnapshot"},
-		"snapshot delete": {"DeleteSnapshot"},
-	}, methods); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
-	if now, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(now), h.dir+"/data") {
-		t.Errorf("the mounts have changed: %v", err)
-	}
-	for _, path := range []string{target, filepath.Join(h.dir, "staging")} {
-		if exists(t, path) {
-			t.Errorf("%s was created", path)
-		}
-	}
-	left, err := h.sim.Leftovers(t.Context())
-	if err != nil || left.Disks != 1 || left.Snapshots != 1 {
-		t.Errorf("%+v, %v", left, err)
-	}
-}
-
-// A dry run of create checks the size, the parameters and the source.
-func TestDryRunOfCreate(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, true, "--quota=4GiB") // the boot disk uses 1 GiB
-	h.fails(t, 6, "volume", "create", "large", "--size=5GiB", "--dry-run")
-	h.fails(t, 2, "volume", "create", "odd", "--size=1GiB", "--parameter=blockSize=17", "--dry-run")
-	h.fails(t, 4, "volume", "create", "from", "--from-snapshot="+instanceID, "--dry-run")
-	h.fails(t, 4, "volume", "create", "from", "--from-volume="+instanceID, "--dry-run")
-	h.ok(t, "volume", "create", "right", "--size=3GiB", "--dry-run")
-}
-
 func TestVolumeExitCodes(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false, "--quota=5GiB")
@@ -752,13 +649,16 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"another word for expand, without a size", []string{"volume", "resize", id}, 2, "--size: is required"},
 		{"another tool's word", []string{"volume", "ls"}, 2, `"ls" is not a command: did you mean oxide-csi volume list?`},
 		{"another tool's word for a snapshot", []string{"snapshot", "rm", id}, 2, `"rm" is not a command: did you mean oxide-csi snapshot delete?`},
+		{"a command of volumes without its group", []string{"list"}, 78, `"list" is not a command: did you mean oxide-csi volume list?`},
+		{"a command of another group", []string{"volume", "explain", id}, 2, `did you mean oxide-csi explain?`},
+		{"a copy in another tool's words", []string{"snapshot", "restore", id}, 2, `did you mean oxide-csi volume create?`},
 		{"a misspelt command", []string{"volum"}, 78, `"volum" is not a command: did you mean oxide-csi volume?`},
 		{"a misspelt command with its flags", []string{"volume", "creat", "x", "--size=1GiB"}, 2, "did you mean oxide-csi volume create?"},
 		{"an unknown flag", []string{"volume", "create", "x", "--sise=1GiB"}, 2, "--sise"},
 		{"a node without its flag", []string{"volume", "attach", id, "node-a"}, 2, "--node=node-a?"},
 		{"a size without its flag", []string{"volume", "expand", id, "2GiB"}, 2, "--size=2GiB?"},
-		{"a copy smaller than its source", []string{"volume", "create", "x", "--size=1GiB", "--from-volume=large"}, 2, "--size: at most 1GiB are asked for, and the source has 2GiB"},
-		{"no name", []string{"volume", "create"}, 2, "needs NAME, not 0 arguments"},
+		{"a copy smaller than its source", []string{"volume", "create", "x", "--size=1GiB", "--from-volume=large"}, 2, "--size: the request allows 1GiB at most, and the source has 2GiB"},
+		{"no name", []string{"volume", "create"}, 2, "needs NAME; arguments given: 0; see oxide-csi volume create --help"},
 		{"an empty name", []string{"volume", "show", ""}, 2, "VOLUME is empty"},
 		{"a name with the form of an ID", []string{"volume", "create", instanceID, "--size=1GiB"}, 2, "has the form of a volume ID"},
 		{"no size", []string{"volume", "create", "x"}, 2, "config: --size: is required"},
@@ -778,7 +678,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"snapshot without a volume", []string{"snapshot", "create", "x"}, 2, "config: --volume: is required"},
 		{"--unmounted without --node", []string{"volume", "detach", id, "--unmounted"}, 2, "--unmounted needs --node"},
 
-		{"missing socket", []string{"volume", "list", "--controller-endpoint=" + missing}, 8, "no plugin answers at " + missing + ": connect: no such file or directory: start the plugin"},
+		{"missing socket", []string{"volume", "list", "--controller-endpoint=" + missing}, 8, "no plugin responds at " + missing + ": connect: no such file or directory: start the plugin"},
 		{"a file that is no socket", []string{"volume", "list", "--controller-endpoint=" + file}, 8, "connection refused"},
 		{"a missing socket of the node", []string{"volume", "attach", id, "--node-endpoint=" + missing}, 8, "or name the node with --node"},
 		{"unknown volume ID", []string{"volume", "show", instanceID}, 4, "[NotFound]"},
@@ -790,13 +690,13 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"unknown node name for a volume that does not exist", []string{"volume", "detach", instanceID, "--node=nowhere"}, 4, `is named "nowhere"`},
 		{"unknown node ID", []string{"volume", "attach", id, "--node=" + instanceID}, 4, "--node: rack \"default\" has no such instance"},
 		{"existing volume of another size", []string{"volume", "create", "existing", "--size=2GiB"}, 5, "was made with 1GiB, not 2GiB: use another name; or ask for what it is"},
-		{"missing parent of the target", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is not a folder"},
+		{"missing parent of the target", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is not a directory"},
 		{"not attached", []string{"volume", "mount", id, h.dir + "/data"}, 5, `"oxide-csi volume attach"`},
 		{"no space", []string{"volume", "create", "x", "--size=3GiB"}, 6, "[QuotaExhausted]"},
-		{"unknown rack", []string{"volume", "create", "x", "--size=1GiB", "--rack=west"}, 6, "rack=west"},
+		{"unknown rack", []string{"volume", "create", "x", "--size=1GiB", "--rack=west"}, 2, "--rack: this plugin serves rack=default, not {rack=west}"},
 		{"a socket without a node", []string{"volume", "attach", "existing", "--node-endpoint=" + h.controller.Socket}, 1, "name the socket of one with --node-endpoint"},
 		{"a name at a socket without a controller", []string{"volume", "show", "existing", "--controller-endpoint=" + h.node.Socket}, 1, "is no controller: name the socket of one with --controller-endpoint"},
-		{"a name at a missing socket", []string{"volume", "show", "existing", "--controller-endpoint=" + missing}, 8, "no plugin answers at " + missing},
+		{"a name at a missing socket", []string{"volume", "show", "existing", "--controller-endpoint=" + missing}, 8, "no plugin responds at " + missing},
 		{"a socket without a controller", []string{"volume", "list", "--controller-endpoint=" + h.node.Socket}, 1, "name the socket of one with --controller-endpoint"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -816,7 +716,7 @@ func TestVolumeExitCodes(t *testing.T) {
 	t.Run("flags override the environment", func(t *testing.T) {
 		sys := filepath.Dir(h.folder(t, "sys/block"))
 		environ := []string{
-			"OXIDE_CSI_SYS_ROOT=" + missing,
+			"OXIDE_CSI_SYS_ROOT=" + sys,
 			"CSI_ENDPOINT=" + missing,
 			"OXIDE_CSI_CONTROLLER_ENDPOINT=" + missing,
 			"OXIDE_CSI_NODE_ENDPOINT=" + missing,
@@ -827,10 +727,13 @@ func TestVolumeExitCodes(t *testing.T) {
 			{"--endpoint=" + h.node.Socket, "--controller-endpoint=" + h.controller.Socket},
 		} {
 			staging := h.dir + "/elsewhere"
-			args := append(
-				[]string{"volume", "detach", "existing", "--dry-run", "--staging-dir=" + staging, "--sys-root=" + sys},
-				flags...)
-			if got := runPlugin(t, environ, args...); got.code != 0 || !strings.Contains(got.stdout, "staging path "+staging) {
+			flags = append(flags, "--staging-dir="+staging)
+			detach := append([]string{"volume", "detach", "existing"}, flags...)
+			unmount := append([]string{"volume", "unmount", "existing", h.dir + "/none", "--json"}, flags...)
+			if got := runPlugin(t, environ, detach...); got.code != 0 {
+				t.Errorf("%v: %+v", flags, got)
+			}
+			if got := runPlugin(t, environ, unmount...); got.code != 0 || !strings.Contains(got.stdout, staging+"/") {
 				t.Errorf("%v: %+v", flags, got)
 			}
 		}
@@ -858,7 +761,7 @@ func TestVolumeErrorsHaveNoRepetition(t *testing.T) {
 	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: &off}))
 	id := h.ok(t, "volume", "create", "cold", "--size=1GiB")
 	message := h.fails(t, 5, "volume", "attach", id)
-	for _, part := range []string{"attaches and detaches disks only while the instance is stopped", "stop the instance", "--wait"} {
+	for _, part := range []string{"this rack attaches disks only while the instance is stopped", "stop the instance", "--wait"} {
 		if strings.Count(message, part) != 1 {
 			t.Errorf("the message has %q %d times: %s", part, strings.Count(message, part), message)
 		}
@@ -955,7 +858,7 @@ func TestVolumeProgress(t *testing.T) {
 	// With --wait the reason stands there, too.
 	lost, err := onTerminal(t, h.environ, "volume", "list", "--wait", "--timeout=4s", "--endpoint="+h.dir+"/none",
 		"--controller-endpoint="+h.dir+"/none")
-	lines := regexp.MustCompile(`\r\x1b\[Kwaiting \ds, next try in [12]s: no plugin answers at `).FindAllString(lost, -1)
+	lines := regexp.MustCompile(`\r\x1b\[Kwaiting \ds, next try in [12]s: no plugin responds at `).FindAllString(lost, -1)
 	if err == nil || len(lines) < 2 || len(lines) > 4 || // one each second, on a quick machine
 
 		!strings.Contains(lost, "\r\x1b[Koxide-csi: ") {
@@ -1140,7 +1043,31 @@ func commandPage(t *testing.T) string {
 		}
 		help, _, _ := strings.Cut(got.stdout, "\nGlobal Flags:\n")
 		help, _, _ = strings.Cut(help, "\nUse \"oxide-csi")
-		fmt.Fprintf(&b, "\n## oxide-csi %s\n\n```text\n%s\n```\n", command, strings.TrimRight(help, "\n"))
+		// The page has the exit codes, the commands and the settings already, and the heading is the usage.
+		heading := "oxide-csi " + command
+		if _, usage, has := strings.Cut(help, "\nUsage:\n"); has && command != "volume" && command != "snapshot" {
+			usage, _, _ = strings.Cut(usage, "\n")
+			heading = strings.TrimSuffix(strings.TrimSpace(usage), " [flags]")
+		}
+		for _, known := range []string{
+			"\nExit codes:\n  0", "\nAvailable Commands:\n", "\nUsage:\n", "\nIn the plugin's container nothing has to be set.",
+		} {
+			before, rest, has := strings.Cut(help, known)
+			if _, after, ended := strings.Cut(rest, "\n\n"); has && ended {
+				help = before + "\n" + after
+			}
+		}
+		help = regexp.MustCompile(`(?m)^  -h, --help .*\n?`).ReplaceAllString(help, "")
+		help = strings.TrimSuffix(strings.TrimRight(help, "\n"), "\n\nFlags:")
+		if before, rest, has := strings.Cut(help, "\nServing:\n"); has {
+			_, own, _ := strings.Cut(rest, "\nFlags:\n")
+			help = before + "\nFlags:\n" + own
+		}
+		help = strings.ReplaceAll(help, " [flags]", "")
+		if command == "snapshot" { // its flags are those of volume
+			help, _, _ = strings.Cut(help, "\nFlags:\n")
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n```text\n%s\n```\n", heading, strings.TrimRight(help, "\n"))
 	}
 	return b.String()
 }
@@ -1185,16 +1112,34 @@ func TestWaitForARackThatFails(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	id := h.ok(t, "volume", "create", "postgres", "--size=1GiB")
-	always := 0
-	_, err := h.sim.Inject(t.Context(), simtest.Fault{
-		Operation: "anti_affinity_group_list", Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal",
-		Message: "Internal Server Error", Count: &always,
-	})
-	must(t, err)
+	for _, operation := range []string{"anti_affinity_group_view", "anti_affinity_group_list"} {
+		_, err := h.sim.Inject(t.Context(), simtest.Fault{
+			Operation: operation, Kind: simtest.FaultStatus, Status: 500, ErrorCode: "Internal",
+			Message: "Internal Server Error", Count: new(0),
+		})
+		must(t, err)
+	}
 	h.fails(t, 3, "volume", "attach", id)
 	time.AfterFunc(3*time.Second, func() { _ = h.sim.ClearFaults(t.Context()) })
 	if got := runPlugin(t, h.environ, "volume", "attach", id, "--wait", "--timeout=1m"); got.code != 0 ||
 		!strings.Contains(got.stderr, "waiting: ") {
 		t.Errorf("%+v", got)
 	}
+}
+
+// A rack with hot-plug may show a disk as attached before the guest has it. A mount waits for the device.
+func TestMountWaitsForThePlug(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	node := h.sim.Instance("node-a").ID
+	must(t, h.sim.SetRunState(t.Context(), node, "stopped"))
+	must(t, h.sim.Set(t.Context(), simtest.Settings{Hotplug: "attach-first", PlugDelayMillis: new(5000)}))
+	must(t, h.sim.SetRunState(t.Context(), node, "running"))
+	command := mounting()(t, h)
+	began := time.Now()
+	h.ok(t, command...)
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("mounted after %s: the device was there", took)
+	}
+	h.ok(t, "volume", "unmount", "data", filepath.Join(h.dir, "data"))
 }

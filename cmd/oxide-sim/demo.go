@@ -51,7 +51,7 @@ delete. After each step it shows what the rack itself lists, and fails if that i
 The rack attaches and detaches disks only while an instance is stopped, as all racks do today. So the controller plans
 a restart (--attach-mode=restart). With --hotplug the rack attaches and detaches at any time.
 
-It needs oxide-csi in the same folder. As root it uses real loop devices and mounts, and removes them at the end.
+It needs oxide-csi in the same directory. As root it uses real loop devices and mounts, and removes them at the end.
 As an ordinary user it leaves the nodes out and shows what the controller does. Controller and node plugins find each
 other through a part of a Kubernetes API server, which is simulated too.`
 
@@ -71,7 +71,7 @@ func demoCommand() *cobra.Command {
 		&opts.folder,
 		"state",
 		"",
-		"new or empty folder for disks, sockets and mounts; its contents are removed at the end (default a new temporary folder)",
+		"new or empty directory for disks, sockets and mounts; its contents are removed at the end (default a new temporary directory)",
 	)
 	flags.BoolVar(&opts.hotplug, "hotplug", false, "let the rack attach and detach while an instance runs")
 	flags.BoolVar(&opts.step, "step", false, "wait for Enter after each step")
@@ -141,12 +141,12 @@ func runDemo(ctx context.Context, opts demoOptions, in io.Reader, out, logs io.W
 func programsBesideThis() (simtest.Programs, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return simtest.Programs{}, fmt.Errorf("find the folder of this program: %w", err)
+		return simtest.Programs{}, fmt.Errorf("find the directory of this binary: %w", err)
 	}
 	programs := simtest.Programs{Sim: self, Plugin: filepath.Join(filepath.Dir(self), "oxide-csi")}
 	if _, err := os.Stat(programs.Plugin); err != nil {
 		return simtest.Programs{}, fmt.Errorf(
-			"the plugin is missing: %s should be beside this program: \"make demo\" builds both",
+			"the plugin is missing: %s should be beside this binary: \"make demo\" builds both",
 			programs.Plugin,
 		)
 	}
@@ -192,7 +192,7 @@ func takeFolder(path string) (dir string, made bool, err error) {
 	case err != nil:
 		return "", false, err
 	case len(entries) > 0:
-		return "", false, fmt.Errorf("--state: %s is not empty: name a new or an empty folder", dir)
+		return "", false, fmt.Errorf("--state: %s is not empty: name a new or an empty directory", dir)
 	}
 	return dir, false, nil
 }
@@ -211,7 +211,7 @@ func (d *demo) makeTemporary() (string, error) {
 		return os.MkdirTemp(parent, "oxide-demo-")
 	}
 	return "", errors.New(
-		"no temporary folder supports device nodes, because all are mounted with the option nodev: name another folder with --state",
+		"no temporary directory supports device nodes, because all are mounted with the option nodev: name another directory with --state",
 	)
 }
 

@@ -118,14 +118,22 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoTutorial compares the output that docs/tutorials/demo.md shows with testdata, with which TestDemo compares
-// the program's. With the files of a release it also runs the commands of the page, and compares what they print.
+// TestDemoTutorial compares the output that README.md and docs/tutorials/demo.md show with testdata, with which
+// TestDemo compares the program's. With the files of a release it also runs the commands of the page, and compares what
+// they print.
 func TestDemoTutorial(t *testing.T) {
 	blocks := pages.Of(t, "../../docs/tutorials/demo.md")
 	want, err := os.ReadFile("testdata/demo.txt")
 	must(t, err)
 	if diff := cmp.Diff(string(want), mask(blocks[1])); diff != "" {
 		t.Errorf("the demo in docs/tutorials/demo.md differs from testdata/demo.txt: -want +got\n%s", diff)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	must(t, err)
+	_, shown, _ := strings.Cut(string(readme), "```text\n")
+	shown, _, _ = strings.Cut(shown, "```")
+	if strings.Count(shown, "\n") < 6 || !strings.Contains(string(want), shown) {
+		t.Errorf("README.md shows what the demo does not print:\n%s", shown)
 	}
 	if simtest.ReleaseFiles() == "" {
 		return
@@ -145,7 +153,7 @@ func TestDemoWithoutThePlugin(t *testing.T) {
 	must(t, os.WriteFile(alone, content, 0o755))
 	out, err := exec.Command(alone, "demo").CombinedOutput()
 	want := fmt.Sprintf(
-		"oxide-sim: demo: the plugin is missing: %s/oxide-csi should be beside this program: \"make demo\" builds both\n",
+		"oxide-sim: demo: the plugin is missing: %s/oxide-csi should be beside this binary: \"make demo\" builds both\n",
 		dir,
 	)
 	if err == nil || string(out) != want {
@@ -158,7 +166,7 @@ func TestDemoInAFolderInUse(t *testing.T) {
 	kept := filepath.Join(dir, "kept")
 	must(t, os.WriteFile(kept, nil, 0o600))
 	out, err := demoProgram(t, "--state="+dir).CombinedOutput()
-	want := fmt.Sprintf("oxide-sim: demo: --state: %s is not empty: name a new or an empty folder\n", dir)
+	want := fmt.Sprintf("oxide-sim: demo: --state: %s is not empty: name a new or an empty directory\n", dir)
 	if err == nil || string(out) != want {
 		t.Errorf("%v, printed %q, want %q", err, out, want)
 	}
@@ -278,7 +286,7 @@ func TestInterruptedDemo(t *testing.T) {
 		{
 			"the controller is killed",
 			func(t *testing.T, d *runningDemo) { d.killPart("--mode=controller") },
-			`^oxide-sim: demo: step 4 \(.*\): oxide-csi snapshot create .*no plugin answers at .*; demo: left behind: .*signal: killed.*\n$`,
+			`^oxide-sim: demo: step 4 \(.*\): oxide-csi snapshot create .*no plugin responds at .*; demo: left behind: .*signal: killed.*\n$`,
 		},
 		{"the rack is killed", func(t *testing.T, d *runningDemo) { d.killPart("serve") },
 			`^oxide-sim: demo: step 4 \(.*\): oxide-csi snapshot create .*; demo: left behind: .*signal: killed.*\n$`},

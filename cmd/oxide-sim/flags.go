@@ -27,6 +27,8 @@ type serveFlags struct {
 	listen, control, tls, token, project, instances, guestRoot, guestBoot, state, hotplug string
 	maxDisks, quota, space, latency, latencyMax, stateTime, apiVersionMax                 string
 	expose                                                                                bool
+	plugDelay, snapshotTime, creatingTime, spaceReturns                                   string
+	world                                                                                 simrack.World
 }
 
 func (f *serveFlags) define(flags *pflag.FlagSet) {
@@ -63,7 +65,7 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 		&f.guestBoot,
 		"guest-boot",
 		"",
-		"run the program `FILE` as the first process of each guest; see oxide-sim guest-init --help (default none)",
+		"run the binary `FILE` as the first process of each guest; see oxide-sim guest-init --help (default none)",
 	)
 	flags.StringVar(
 		&f.state,
@@ -75,7 +77,8 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 		&f.hotplug,
 		"hotplug",
 		"",
-		"allow attach and detach while an instance runs; `async` shows attaching and detaching first",
+		"allow attach and detach while an instance runs; `MODE` async shows attaching and detaching first, "+
+			"attach-first shows a disk as attached before the guest has it",
 	)
 	flags.Lookup("hotplug").NoOptDefVal = hotplugOn
 	flags.StringVar(&f.maxDisks, "max-disks", "12", "`N` disks per instance, including the boot disk")
@@ -84,6 +87,19 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.latency, "latency", "0s", "add `TIME` to every call")
 	flags.StringVar(&f.latencyMax, "latency-max", "0s", "add a random time from --latency to `TIME` to every call")
 	flags.StringVar(&f.stateTime, "state-time", "0s", "`TIME` that an instance takes to start, stop or reboot")
+	flags.StringVar(&f.plugDelay, "plug-delay", "0s", "`TIME` until the guest has a disk, with --hotplug=attach-first")
+	flags.IntVar(
+		&f.world.PlugFails, "plug-fails", 0, "let `N` attaches fail after the disk shows attached, -1 all of them")
+	flags.BoolVar(
+		&f.world.NoUnplug, "no-unplug", false, "detach disks only while an instance is stopped, also with --hotplug")
+	flags.StringVar(&f.snapshotTime, "snapshot-time", "0s", "`TIME` that a snapshot takes")
+	flags.StringVar(&f.creatingTime, "creating-time", "0s", "`TIME` that a new disk shows creating")
+	flags.BoolVar(&f.world.Pantry, "pantry", false, "let a start spoil the snapshot of a disk of a stopped instance")
+	flags.StringVar(&f.spaceReturns, "space-returns", "0s", "`TIME` from the deletion of a disk until its space returns")
+	flags.StringVar(
+		&f.world.StartRefusal, "start-refusal", "",
+		"refuse a start after it has begun; then the instance is stopped (`quota`) or failed")
+	flags.StringVar(&f.world.Messages, "messages", "", "`other` gives all refusals other words (default those of a rack)")
 	flags.StringVar(&f.apiVersionMax, "api-version-max", "2026060800.0.0", "serve API versions up to `V`")
 }
 
@@ -91,6 +107,8 @@ func (f *serveFlags) define(flags *pflag.FlagSet) {
 const (
 	hotplugOn    = "on"
 	hotplugAsync = "async"
+	// hotplugAttachFirst is the prototype of 2026, see [simrack.World].
+	hotplugAttachFirst = "attach-first"
 )
 
 // serveConfig is the parsed configuration of serve.
@@ -131,8 +149,15 @@ func (f *serveFlags) parse() (serveConfig, error) {
 	var err error
 	r.Instances, err = parseInstances(f.instances)
 	check("--instances", err)
-	r.Hotplug, r.HotplugAsync, err = parseHotplug(f.hotplug)
-	check("--hotplug", err)
+	r.World = f.world
+	check("--hotplug", parseHotplug(f.hotplug, r))
+	check("--plug-delay", parseMilliseconds(f.plugDelay, &r.PlugDelayMS))
+	check("--snapshot-time", parseMilliseconds(f.snapshotTime, &r.SnapshotMS))
+	check("--creating-time", parseMilliseconds(f.creatingTime, &r.CreatingMS))
+	check("--space-returns", parseMilliseconds(f.spaceReturns, &r.SpaceReturnsMS))
+	check("--plug-fails", checkRack("-", simrack.Options{World: simrack.World{PlugFails: f.world.PlugFails}}))
+	check("--start-refusal", checkRack("-", simrack.Options{World: simrack.World{StartRefusal: f.world.StartRefusal}}))
+	check("--messages", checkRack("-", simrack.Options{World: simrack.World{Messages: f.world.Messages}}))
 	r.MaxDisks, err = parseMaxDisks(f.maxDisks)
 	check("--max-disks", err)
 	r.QuotaBytes, err = parseSize(f.quota)
@@ -220,16 +245,26 @@ func parseInstances(text string) ([]string, error) {
 	return names, checkRack(text, simrack.Options{Instances: names})
 }
 
-func parseHotplug(text string) (on, async bool, err error) {
+func parseHotplug(text string, into *simrack.Options) error {
 	switch text {
 	case "":
-		return false, false, nil
 	case hotplugOn:
-		return true, false, nil
+		into.Hotplug = true
 	case hotplugAsync:
-		return true, true, nil
+		into.Hotplug, into.HotplugAsync = true, true
+	case hotplugAttachFirst:
+		into.AttachFirst = true
+	default:
+		return fmt.Errorf(
+			"%q is not a mode of hot-plug: write --hotplug, --hotplug=async or --hotplug=attach-first", text)
 	}
-	return false, false, fmt.Errorf("%q is not a mode of hot-plug: write --hotplug or --hotplug=async", text)
+	return nil
+}
+
+func parseMilliseconds(text string, into *float64) error {
+	d, err := parseTime(text)
+	*into = float64(d) / float64(time.Millisecond)
+	return err
 }
 
 func parseMaxDisks(text string) (int, error) {

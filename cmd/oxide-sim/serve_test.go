@@ -355,7 +355,9 @@ func TestSettings(t *testing.T) {
 		"space_bytes":     20.0,
 		"api_version_max": "2026021301.0.0",
 		"guests":          false,
-		"guests_off":      "the simulator was started without --guest-root",
+		"creating_ms":     0.0, "messages": "", "pantry": false, "plug_delay_ms": 0.0, "plug_fails": 0.0,
+		"snapshot_ms": 0.0, "space_returns_ms": 0.0, "start_refusal": "", "unplug": true,
+		"guests_off": "the simulator was started without --guest-root",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
@@ -414,7 +416,9 @@ func TestInvalidFlags(t *testing.T) {
 		{
 			"hotplug",
 			[]string{"serve", "--hotplug=sync"},
-			[]string{`config: --hotplug: "sync" is not a mode of hot-plug: write --hotplug or --hotplug=async`},
+			[]string{
+				`config: --hotplug: "sync" is not a mode of hot-plug: write --hotplug, --hotplug=async or --hotplug=attach-first`,
+			},
 		},
 		{
 			"no disks",

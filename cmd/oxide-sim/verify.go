@@ -28,7 +28,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/verify"
 )
 
-const verifyHelp = `verify plays cases on a rack and compares its answers with what the plugin assumes: docs/how-to/verify-a-rack.md.
+const verifyHelp = `verify plays cases on a rack and compares its responses with what the plugin assumes: docs/how-to/verify-a-rack.md.
 
 It works in one project. That must be empty, and you repeat its name with --empty-project. verify makes disks of 1 or 2 GiB,
 snapshots, groups and stopped instances there, whose names begin with csi-verify-. It removes them at the end, also after
@@ -113,7 +113,7 @@ func (f *verifyFlags) define(flags *pflag.FlagSet) {
 		"",
 		"`COMMAND` that runs oxide-csi verify-guest in that instance, such as \"ssh root@node oxide-csi verify-guest\"",
 	)
-	flags.StringVar(&f.record, "record", "", "keep all requests and answers, without secrets, in `FILE`")
+	flags.StringVar(&f.record, "record", "", "keep all requests and responses, without secrets, in `FILE`")
 	flags.BoolVar(&f.json, "json", false, "print the report as JSON")
 	flags.StringSliceVar(&f.only, "only", nil, "play only these cases, as `ID,ID`")
 	flags.DurationVar(&f.wait, "wait", 10*time.Minute, "how long a state of a disk or an instance may take")

@@ -106,7 +106,7 @@ func (s *Store) grant(ctx context.Context, bucket, account, access string) (user
 	}
 	if granted.Role != roleUser {
 		return user{}, rpc.FailedPrecondition(
-			"user %s of store %q has the role %q: delete it by hand",
+			"user %s of store %q has the role %q: delete it manually",
 			account,
 			s.name,
 			granted.Role,

@@ -43,7 +43,7 @@ func (d *Driver) DriverDeleteBucket(
 	}
 	if tags[tagCluster] != d.cluster {
 		return nil, rpc.FailedPrecondition(
-			"bucket %q in store %q was not made by this cluster's driver: set the deletion policy Retain, or delete it by hand",
+			"bucket %q in store %q was not made by this cluster's driver: set the deletion policy Retain, or delete it manually",
 			bucket, store.name)
 	}
 	rights, exists, err := store.readPolicy(ctx, bucket)
@@ -80,11 +80,11 @@ func (s *Store) deleteBucket(ctx context.Context, bucket string, tags, deleteCon
 	case full && contents && versioned:
 		return rpc.Aborted(
 			"bucket %q in store %q is not empty after its objects were deleted: revoke its accesses and retry, "+
-				"or remove its folder below \"versions\", which a killed gateway left", bucket, s.name)
+				"or remove its directory below \"versions\", which a killed gateway left", bucket, s.name)
 	case full && contents:
 		return rpc.Aborted(
 			"bucket %q in store %q is not empty after its objects were deleted: revoke its accesses and retry, "+
-				"or remove the folders that a killed gateway left in it", bucket, s.name)
+				"or remove the directories that a killed gateway left in it", bucket, s.name)
 	case full:
 		return rpc.FailedPrecondition(
 			"bucket %q in store %q is not empty: delete its objects (a class with %s does so for new buckets)",
@@ -145,7 +145,7 @@ func (s *Store) removeFolders(ctx context.Context, bucket, prefix string) error 
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
-			return s.failed("list the folders of bucket "+bucket, err)
+			return s.failed("list the directories of bucket "+bucket, err)
 		}
 		for _, folder := range page.CommonPrefixes {
 			if err := s.removeFolders(ctx, bucket, aws.ToString(folder.Prefix)); err != nil {
@@ -153,7 +153,7 @@ func (s *Store) removeFolders(ctx context.Context, bucket, prefix string) error 
 			}
 			_, err := s.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: folder.Prefix})
 			if err != nil && !hasCode(err, codeFolderNotEmpty) {
-				return s.failed("remove a folder of bucket "+bucket, err)
+				return s.failed("remove a directory of bucket "+bucket, err)
 			}
 		}
 	}

@@ -56,7 +56,7 @@ func (e *answerError) HTTPStatusCode() int { return e.status }
 func (s *Store) failed(action string, err error) error {
 	var answered smithy.APIError
 	if !errors.As(err, &answered) {
-		return rpc.Unavailable("%s: store %q does not answer: check its gateway: %w", action, s.name, transportError(err))
+		return rpc.Unavailable("%s: store %q does not respond: check its gateway: %w", action, s.name, transportError(err))
 	}
 	words := answered.ErrorCode()
 	if message := answered.ErrorMessage(); message != "" {

@@ -176,7 +176,7 @@ func (s *Store) readPolicy(ctx context.Context, bucket string) (*policy, bool, e
 	parsed, err := parsePolicy(aws.ToString(answer.Policy))
 	if err != nil {
 		return nil, false, rpc.FailedPrecondition(
-			"the policy of bucket %q in store %q has an %w: correct or remove it by hand: %w",
+			"the policy of bucket %q in store %q has an %w: %w: correct or remove it manually",
 			bucket, s.name, errPolicyForm, err)
 	}
 	return parsed, true, nil

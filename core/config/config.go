@@ -41,18 +41,18 @@ type Config struct {
 	// ConfigFile is the YAML file that was read, empty if there is none.
 	ConfigFile string `koanf:"config" flag:"config" env:"OXIDE_CSI_CONFIG" file:"no" use:"identity" help:"YAML file with any of these settings; racks can be set only there"`
 	// StateDir is an absolute path.
-	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" use:"operator" help:"folder in which a node records its work on volumes; it must survive reboots. Ignored in mode controller"`
+	StateDir string `koanf:"stateDir" flag:"state-dir" env:"OXIDE_CSI_STATE_DIR" default:"/var/lib/oxide-csi" use:"operator" help:"directory in which a node records its work on volumes; it must survive reboots (node)"`
 
 	// OxideHost is the base URL of the rack's API, without a path. See [Config.RackList].
-	OxideHost string `group:"Rack" koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" use:"operator" help:"URL of the rack's API, such as https://silo.sys.example.com; https if it has no scheme. Ignored in mode node"`
+	OxideHost string `group:"Rack" koanf:"oxideHost" flag:"oxide-host" env:"OXIDE_HOST" required:"controller" use:"operator" help:"URL of the rack's API, such as https://silo.sys.example.com; https if it has no scheme (controller)"`
 	// OxideProject is the name or ID of the project that holds the disks.
-	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" use:"operator" help:"name or ID of the project that holds the disks. Ignored in mode node"`
+	OxideProject string `koanf:"oxideProject" flag:"oxide-project" env:"OXIDE_PROJECT" required:"controller" use:"operator" help:"name or ID of the project that holds the disks (controller)"`
 	// OxideTokenFile is the path of the file with the API token.
-	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" use:"operator" help:"file with the API token, read again when it changes; OXIDE_TOKEN is used if empty. Ignored in mode node"`
+	OxideTokenFile string `koanf:"oxideTokenFile" flag:"oxide-token-file" env:"OXIDE_TOKEN_FILE" required:"controller" use:"operator" help:"file with the API token, read again when it changes; OXIDE_TOKEN is used if empty (controller)"`
 	// OxideToken is the API token from the environment; empty where a file is named.
-	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for a process without a token file; a new token needs a restart of the plugin. It has no flag. Ignored in mode node"`
+	OxideToken Token `koanf:"oxideToken" env:"OXIDE_TOKEN" file:"no" help:"the API token itself, for a process without a token file; a new token needs a restart of the plugin. It has no flag (controller)"`
 	// OxideCAFile is the path of a file with PEM certificates, empty for those that the system trusts; see [ReadCAs].
-	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" use:"operator" help:"PEM file with the only CA certificates to trust for the rack, read again when it changes; the system's CAs if empty. Ignored in mode node"`
+	OxideCAFile string `koanf:"oxideCAFile" flag:"oxide-ca-file" env:"OXIDE_CSI_CA_FILE" use:"operator" help:"PEM file with the only CA certificates to trust for the rack, read again when it changes; the system's CAs if empty (controller)"`
 	// Racks are the entries of the file; see [Config.RackList] for what is served.
 	Racks []Rack `koanf:"racks" help:"list of racks to serve, each {name, host, tokenFile, project, caFile}, instead of the settings of one rack above; caFile is optional"`
 	// ClusterID tells apart clusters that share a project. It is part of the name of every disk.
@@ -71,36 +71,36 @@ type Config struct {
 	// SysRoot is an absolute path.
 	SysRoot string `hidden:"yes" koanf:"sysRoot" flag:"sys-root" env:"OXIDE_CSI_SYS_ROOT" default:"/sys" use:"identity" help:"path of the host's /sys as the plugin sees it"`
 
-	// AttachMode is AttachHot, AttachPlan or AttachRestart.
-	AttachMode string `group:"Attaching" koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" use:"operator" help:"how disks are attached to a running instance: hot attaches at once; restart plans and carries out restarts of instances; plan only reports the restarts that it would plan (docs/explanation/racks-without-hotplug.md)"`
+	// AttachMode is AttachHot or AttachRestart.
+	AttachMode string `group:"Attaching" koanf:"attachMode" flag:"attach-mode" env:"OXIDE_CSI_ATTACH_MODE" default:"hot" use:"operator" help:"how disks are attached to a running instance: hot attaches at once; restart plans and carries out restarts of instances (docs/explanation/racks-without-hotplug.md)"`
 	// MaxDisks is how many disks an instance takes, the boot disk included.
 	MaxDisks int `koanf:"maxDisks" flag:"max-disks" env:"OXIDE_CSI_MAX_DISKS" default:"8" use:"operator" help:"number of disks that an instance can have, its boot disk included, 2 to 64: 8 on every rack, 12 on racks from release 18 on"`
 	// ReserveDisks are not offered for volumes.
-	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"number of disks that a node keeps free for attaching by hand, besides those attached already. Ignored in mode controller"`
+	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"number of disks that a node keeps free for manual attaching, besides those attached already (node)"`
 	// DetachGrace is how long a detach from an instance with a guest is delayed.
-	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" derived:"60s under Nomad, 0s elsewhere" help:"how long a disk stays attached to a running instance after its volume was unpublished, because Nomad asks before the volume is unmounted. A volume that returns meanwhile is not detached. Kubernetes asks afterwards, except for a forced detach and a node that is tainted out-of-service. Ignored in mode node"`
+	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" derived:"60s under Nomad, 0s elsewhere" help:"how long a disk stays attached to a running instance after its volume was unpublished, because Nomad asks before the volume is unmounted. A volume that returns meanwhile is not detached. Kubernetes asks afterwards, except for a forced detach and a node that is tainted out-of-service (controller)"`
 	// LUKSMemory is the memory of argon2id.
-	LUKSMemory Size `koanf:"luksMemory" flag:"luks-memory" env:"OXIDE_CSI_LUKS_MEMORY" default:"64MiB" help:"memory of argon2id for a new passphrase of an encrypted disk. Each node that opens the disk needs as much, once at a time, and the node container's memory limit must allow it. Ignored in mode controller"`
+	LUKSMemory Size `koanf:"luksMemory" flag:"luks-memory" env:"OXIDE_CSI_LUKS_MEMORY" default:"64MiB" help:"memory of argon2id for a new passphrase of an encrypted disk. Each node that opens the disk needs as much, once at a time, and the node container's memory limit must allow it (node)"`
 	// BlankScanLimit bounds how much of a device is read to prove it blank.
-	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that a node reads completely to prove it blank before formatting. Ignored in mode controller"`
+	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that a node reads completely to prove it blank before formatting (node)"`
 	// DeviceTimeout is how long a node waits for an attached disk's device.
 	DeviceTimeout time.Duration `hidden:"yes" koanf:"deviceTimeout" flag:"device-timeout" env:"OXIDE_CSI_DEVICE_TIMEOUT" default:"60s" help:"how long a node waits for the device of an attached disk"`
 	// DevRoot is an absolute path.
 	DevRoot string `hidden:"yes" koanf:"devRoot" flag:"dev-root" env:"OXIDE_CSI_DEV_ROOT" default:"/dev" use:"operator" help:"path of the host's /dev as the plugin sees it"`
 	// RestartShutdown is ShutdownGuest, ShutdownDrain or ShutdownHard.
-	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest is stopped for a planned restart: guest, by its node plugin; drain, as guest, after its work has moved to other nodes; hard, by the rack, which cuts the power. Ignored in mode node"`
+	RestartShutdown string `koanf:"restartShutdown" flag:"restart-shutdown" env:"OXIDE_CSI_RESTART_SHUTDOWN" default:"guest" help:"how a guest is stopped for a planned restart: guest, by its node plugin; drain, as guest, after its work has moved to other nodes; hard, by the rack, which cuts the power (controller)"`
 	// RestartMaxDown is how many instances of a rack may be down at once for planned restarts.
-	RestartMaxDown int `koanf:"restartMaxDown" flag:"restart-max-down" env:"OXIDE_CSI_RESTART_MAX_DOWN" default:"1" help:"number of instances of a rack that may be down at once for planned restarts, 1 to 16. Ignored in mode node"`
+	RestartMaxDown int `koanf:"restartMaxDown" flag:"restart-max-down" env:"OXIDE_CSI_RESTART_MAX_DOWN" default:"1" help:"number of instances of a rack that may be down at once for planned restarts, 1 to 16 (controller)"`
 	// RestartHaltTimeout is how long a guest may take to halt, and a drain.
-	RestartHaltTimeout time.Duration `koanf:"restartHaltTimeout" flag:"restart-halt-timeout" env:"OXIDE_CSI_RESTART_HALT_TIMEOUT" default:"2m" help:"how long a drain may take before the restart is cancelled, and how long a guest may take to halt before it is reported as hanging. Ignored in mode node"`
+	RestartHaltTimeout time.Duration `koanf:"restartHaltTimeout" flag:"restart-halt-timeout" env:"OXIDE_CSI_RESTART_HALT_TIMEOUT" default:"2m" help:"how long a drain may take before the restart is cancelled, and how long a guest may take to halt before it is reported as hanging (controller)"`
 	// RestartHours is what [Config.RestartTimes] reads.
-	RestartHours string `koanf:"restartHours" flag:"restart-hours" env:"OXIDE_CSI_RESTART_HOURS" help:"times in UTC at which planned restarts may begin, such as \"Sat,Sun 01:00-05:00\" or \"Mon-Fri 22:00-04:00, Sun 00:00-24:00\"; any time if empty. Ignored in mode node"`
+	RestartHours string `koanf:"restartHours" flag:"restart-hours" env:"OXIDE_CSI_RESTART_HOURS" help:"times in UTC at which planned restarts may begin, such as \"Sat,Sun 01:00-05:00\" or \"Mon-Fri 22:00-04:00, Sun 00:00-24:00\"; any time if empty (controller)"`
 	// RestartPoweroff is what [Config.PoweroffSignal] reads.
-	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers off its guest for a planned restart: systemd, over D-Bus, or signal:NAME to the guest's first process, such as signal:SIGUSR2 for busybox. Ignored in mode controller"`
+	RestartPoweroff string `koanf:"restartPoweroff" flag:"restart-poweroff" env:"OXIDE_CSI_RESTART_POWEROFF" default:"systemd" help:"how a node powers off its guest for a planned restart: systemd, over D-Bus, or signal:NAME to the guest's first process, such as signal:SIGUSR2 for busybox (node)"`
 	// RestartWindow is how long attaches to an instance are collected.
 	RestartWindow time.Duration `hidden:"yes" koanf:"restartWindow" flag:"restart-window" env:"OXIDE_CSI_RESTART_WINDOW" default:"10s" help:"how long attaches to an instance are collected before one restart for all of them, from the first attach on: up to 60s"`
 	// RestartCoolDown is how long an instance is not restarted again.
-	RestartCoolDown time.Duration `koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left running before a planned restart, and after a refused one; 0s for not at all. Ignored in mode node"`
+	RestartCoolDown time.Duration `koanf:"restartCoolDown" flag:"restart-cool-down" env:"OXIDE_CSI_RESTART_COOL_DOWN" default:"5m" help:"how long an instance is left running before a planned restart, and after a refused one; 0s for not at all (controller)"`
 	// RestartWait is how long an RPC waits.
 	RestartWait time.Duration `hidden:"yes" koanf:"restartWait" flag:"restart-wait" env:"OXIDE_CSI_RESTART_WAIT" derived:"100s in Kubernetes, 0s elsewhere" help:"how long ControllerPublishVolume waits for a planned restart before it returns an error that says so: up to 10m"`
 	// BootIDFile is an absolute path.
@@ -113,9 +113,9 @@ type Config struct {
 	// RackLabel is the name of a label or annotation of the Node.
 	RackLabel string `koanf:"rackLabel" flag:"rack-label" env:"OXIDE_CSI_RACK_LABEL" default:"oxide.computer/rack" use:"identity" help:"label or annotation of the Node that holds the rack's name, such as topology.kubernetes.io/zone"`
 	// KubeletRegistrationDir is an absolute path, empty if the plugin does not register itself with a kubelet.
-	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" use:"operator" help:"path of the kubelet's folder plugins_registry as the plugin sees it, to register there without node-driver-registrar; the kubelet must see the socket at the path of --endpoint. Ignored in mode controller"`
+	KubeletRegistrationDir string `koanf:"kubeletRegistrationDir" flag:"kubelet-registration-dir" env:"OXIDE_CSI_KUBELET_REGISTRATION_DIR" use:"operator" help:"path of the kubelet's directory plugins_registry as the plugin sees it, to register there without node-driver-registrar; the kubelet must see the socket at the path of --endpoint (node)"`
 	// StartupTaint is the key of a taint of the Node, or empty.
-	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint that the plugin removes from its Node once the CSINode has the plugin's volume limit, such as csi.oxide.computer/agent-not-ready; needs a node name. Ignored in mode controller"`
+	StartupTaint string `koanf:"startupTaint" flag:"startup-taint" env:"OXIDE_CSI_STARTUP_TAINT" help:"key of a taint that the plugin removes from its Node once the CSINode has the plugin's volume limit, such as csi.oxide.computer/agent-not-ready; needs a node name (node)"`
 	// KubernetesHost and KubernetesPort are set by Kubernetes in each pod.
 	KubernetesHost string `hidden:"yes" koanf:"kubernetesHost" env:"KUBERNETES_SERVICE_HOST" file:"no" help:"host of the API server"`
 	KubernetesPort string `hidden:"yes" koanf:"kubernetesPort" env:"KUBERNETES_SERVICE_PORT" file:"no" help:"port of the API server" default:"443"`
@@ -159,8 +159,8 @@ func (c Config) Orchestrator() string {
 	return ""
 }
 
-// RestartsPlanned reports whether restarts of instances are planned. Mode plan does not carry them out.
-func (c Config) RestartsPlanned() bool { return c.AttachMode != AttachHot }
+// RestartsPlanned reports whether restarts of instances are planned.
+func (c Config) RestartsPlanned() bool { return c.AttachMode == AttachRestart }
 
 // kubeletSocket is the socket's name in KubeletRegistrationDir. node-driver-registrar uses the same name. So an
 // operator notices if both register the same plugin.
@@ -194,7 +194,6 @@ func (m Mode) Node() bool { return m == ModeNode || m == ModeAll }
 // Values of AttachMode, RestartShutdown, LogFormat and Metadata.
 const (
 	AttachHot     = "hot"
-	AttachPlan    = "plan"
 	AttachRestart = "restart"
 
 	ShutdownGuest = "guest"
@@ -237,14 +236,13 @@ func (c Config) RackList() []Rack {
 	case len(c.Racks) > 0:
 		return c.Racks
 	}
-	return []Rack{
-		{
-			Name:      c.Rack,
-			Host:      c.OxideHost,
-			TokenFile: c.OxideTokenFile,
-			Project:   c.OxideProject,
-			CAFile:    c.OxideCAFile,
-			Token:     c.OxideToken,
-		},
+	return []Rack{c.flatRack()}
+}
+
+// flatRack is the rack of the flags.
+func (c Config) flatRack() Rack {
+	return Rack{
+		Name: c.Rack, Host: c.OxideHost, TokenFile: c.OxideTokenFile, Project: c.OxideProject, CAFile: c.OxideCAFile,
+		Token: c.OxideToken,
 	}
 }

@@ -75,10 +75,8 @@ func loadAs(
 	l.config.RackGiven = l.from["rack"] != ""
 	warnings := l.applyMode()
 	if len(unknown) > 0 {
-		warnings = append(
-			warnings,
-			fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")),
-		)
+		warnings = append(warnings,
+			fmt.Sprintf("config: unknown environment variables are ignored: %s", strings.Join(unknown, ", ")))
 	}
 
 	for _, p := range validate(l.config) {
@@ -247,13 +245,11 @@ func (l *loader) applyMode() (warnings []string) {
 	}
 	for _, rack := range c.RackList() {
 		if host, err := hostURL(rack.Host); err == nil && strings.HasPrefix(host, "http:") && !isLoopback(host) {
-			warnings = append(warnings, fmt.Sprintf("config: %s is not https: the token crosses the network in clear", host))
+			warnings = append(warnings, fmt.Sprintf("config: %s is not https: the token crosses the network in plaintext", host))
 		}
 		if info, err := os.Stat(rack.TokenFile); err == nil && info.Mode().Perm()&0o004 != 0 {
-			warnings = append(
-				warnings,
-				fmt.Sprintf("config: every user can read the token file %s: set its mode to 0600 or 0440", rack.TokenFile),
-			)
+			warnings = append(warnings,
+				fmt.Sprintf("config: every user can read the token file %s: set its mode to 0600 or 0440", rack.TokenFile))
 		}
 	}
 	return warnings

@@ -492,7 +492,7 @@ func TestWarnings(t *testing.T) {
 		},
 		"token not used":  {append(complete, "--oxide-token-file="+tokenFile), tokenEnv, []string{"config: OXIDE_TOKEN is not used, because a token file is named"}},
 		"open token file": {append(complete, "--oxide-token-file="+open), nil, []string{"config: every user can read the token file " + open + ": set its mode to 0600 or 0440"}},
-		"plain http":      {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in clear"}},
+		"plain http":      {append(complete, "--oxide-host=http://rack.example.com"), tokenEnv, []string{"config: http://rack.example.com is not https: the token crosses the network in plaintext"}},
 		"plain http on loopback": {
 			append(complete, "--oxide-host=http://[::1]:12220"), tokenEnv, nil,
 		},

@@ -31,10 +31,8 @@ func (c Config) PoweroffSignal() (syscall.Signal, error) {
 	if signal := signalOf(name); ok && signal != 0 {
 		return signal, nil
 	}
-	return 0, fmt.Errorf(
-		"%s is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4",
-		quote(c.RestartPoweroff),
-	)
+	return 0, fmt.Errorf("%s is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4",
+		quote(c.RestartPoweroff))
 }
 
 // signalOf is the signal of that name, or 0.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -42,26 +41,31 @@ func table() string {
 	for i, s := range all {
 		if i == 0 || s.group != all[i-1].group {
 			fmt.Fprintf(&b, "\n### %s\n\n", s.group)
-			b.WriteString("| flag | environment | in the file | default | meaning |\n|---|---|---|---|---|\n")
+			b.WriteString("| name | default | meaning |\n|---|---|---|\n")
 		}
 		if !s.hidden {
-			flag, key, def := "", "", code(s.def)
+			var names []string
 			if s.flag != "" {
-				flag = code("--" + s.flag)
+				names = append(names, code("--"+s.flag))
+			}
+			if s.env != "" {
+				names = append(names, code(s.env))
 			}
 			if s.inFile {
-				key = code(s.key)
+				names = append(names, code(s.key))
 			}
+			def := code(s.def)
 			switch {
 			case s.required == "always":
 				def = "required"
 			case s.required == "controller":
-				def = "required in modes `controller` and `all`"
+				def = "required in `controller`, `all`"
 			case s.derived != "":
 				def = s.derived
 			}
 			meaning := strings.ToUpper(s.help[:1]) + s.help[1:]
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", flag, code(s.env), key, def, strings.ReplaceAll(meaning, "|", `\|`))
+			meaning = strings.ReplaceAll(meaning, "|", `\|`)
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(names, ", "), def, meaning)
 		}
 		if last := i == len(all)-1 || s.group != all[i+1].group; last && groupNote(s.group) != "" {
 			fmt.Fprintf(&b, "\n%s.\n", groupNote(s.group))
@@ -176,20 +180,15 @@ func TestFewSettings(t *testing.T) {
 	}
 }
 
-// Pages show no hidden setting, because tests and orchestrators set these. The page of the simulated rack shows three:
-// a guest there is a folder, so its plugin must be told where /dev, /sys and the boot ID are.
+// Pages show no hidden setting, because tests and orchestrators set these.
 func TestPagesShowNoHiddenSetting(t *testing.T) {
-	const docs, simulatedRack = "../../docs", "../../docs/reference/rack.md"
-	err := filepath.WalkDir(docs, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir("../../docs", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || filepath.Ext(path) != ".md" {
 			return err
 		}
 		page, err := os.ReadFile(path)
 		for _, s := range settings() {
 			if !s.hidden || s.flag == "" {
-				continue
-			}
-			if path == simulatedRack && slices.Contains([]string{"dev-root", "sys-root", "boot-id-file"}, s.flag) {
 				continue
 			}
 			if regexp.MustCompile(`--` + s.flag + `\b`).Match(page) {

@@ -21,23 +21,12 @@ const (
 
 // checkPlanning checks the settings of planned restarts.
 func (c Config) checkPlanning(p *Problems) {
-	switch c.RestartShutdown {
-	case ShutdownGuest, ShutdownDrain, ShutdownHard:
-	default:
-		p.add("--restart-shutdown", "%s is not one of guest, drain, hard", quote(c.RestartShutdown))
-	}
-	between := func(flag string, value, least, most time.Duration) {
-		if value < least || value > most {
-			p.add(flag, "%s is not between %s and %s", value, least, most)
-		}
-	}
-	between("--restart-window", c.RestartWindow, 0, maxRestartWindow)
-	between("--restart-cool-down", c.RestartCoolDown, 0, 24*time.Hour)
-	between("--restart-halt-timeout", c.RestartHaltTimeout, time.Second, time.Hour)
-	between("--restart-wait", c.RestartWait, 0, maxRestartWait)
-	if c.RestartMaxDown < 1 || c.RestartMaxDown > maxRestartMaxDown {
-		p.add("--restart-max-down", "%d is not between 1 and %d", c.RestartMaxDown, maxRestartMaxDown)
-	}
+	oneOf(p, "--restart-shutdown", c.RestartShutdown, ShutdownGuest, ShutdownDrain, ShutdownHard)
+	between(p, "--restart-window", c.RestartWindow, 0, maxRestartWindow)
+	between(p, "--restart-cool-down", c.RestartCoolDown, 0, 24*time.Hour)
+	between(p, "--restart-halt-timeout", c.RestartHaltTimeout, time.Second, time.Hour)
+	between(p, "--restart-wait", c.RestartWait, 0, maxRestartWait)
+	between(p, "--restart-max-down", c.RestartMaxDown, 1, maxRestartMaxDown)
 	if _, err := c.RestartTimes(); err != nil {
 		p.add("--restart-hours", "%v", err)
 	}

@@ -5,12 +5,14 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -72,11 +74,9 @@ func (c Config) checkTokens(p *Problems) {
 		}
 	}
 	for i, rack := range c.Racks {
-		for _, key := range []struct{ name, value string }{
-			{"name", rack.Name}, {"host", rack.Host}, {"project", rack.Project},
-		} {
-			if looksLikeToken(key.value) {
-				p.add(fmt.Sprintf("racks[%d].%s", i, key.name), "%v", errToken)
+		for key, value := range map[string]string{"name": rack.Name, "host": rack.Host, "project": rack.Project} {
+			if looksLikeToken(value) {
+				p.add(fmt.Sprintf("racks[%d].%s", i, key), "%v", errToken)
 			}
 		}
 	}
@@ -88,7 +88,7 @@ func (c Config) Validate() Problems {
 	var p Problems
 	if !c.Mode.Controller() && !c.Mode.Node() {
 		if c.Mode != "" {
-			p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
+			oneOf(&p, "--mode", c.Mode, ModeController, ModeNode, ModeAll)
 		} else {
 			p.addMissing("--mode", "is required; set --mode or OXIDE_CSI_MODE to controller, node or all")
 		}
@@ -99,7 +99,6 @@ func (c Config) Validate() Problems {
 	if _, err := socketPath(c.Endpoint); err != nil && c.Endpoint != "" {
 		p.add("--endpoint", "%v", err)
 	}
-	c.checkRack(&p)
 	c.checkRacks(&p)
 	c.checkClusterID(&p)
 	c.checkRackName(&p)
@@ -163,33 +162,65 @@ func (c Config) checkRequired(p *Problems) {
 	}
 }
 
-// checkRack checks the settings of one rack.
-func (c Config) checkRack(p *Problems) {
-	if !c.Mode.Controller() || len(c.Racks) > 0 {
-		return
-	}
-	if _, err := hostURL(c.OxideHost); err != nil && c.OxideHost != "" {
-		p.add("--oxide-host", "%v", err)
-	}
-	if err := checkProject(c.OxideProject); err != nil && c.OxideProject != "" {
-		p.add("--oxide-project", "%v", err)
-	}
-	if c.OxideTokenFile != "" {
-		if _, err := readToken(c.OxideTokenFile); err != nil {
-			p.add("--oxide-token-file", "%v", err)
-		}
-	} else if !c.OxideToken.Empty() {
-		if err := checkToken(c.OxideToken.Reveal()); err != nil {
-			p.add("--oxide-token-file", "OXIDE_TOKEN %v", err)
-		}
-	}
-	if _, err := ReadCAs(c.OxideCAFile); err != nil {
-		p.add("--oxide-ca-file", "%v", err)
+// rackSettings are the settings of a rack: their keys in an entry of the file, and their flags for a single rack.
+var rackSettings = []struct {
+	key, flag string
+	// missing is what to do if an entry of the file lacks the setting. It is empty for an optional one.
+	missing string
+	of      func(Rack) string
+	check   func(value string) error
+}{
+	{"host", "--oxide-host", "write https://name", func(r Rack) string { return r.Host }, valid(hostURL)},
+	{
+		"tokenFile", "--oxide-token-file", "name the file with this rack's API token",
+		func(r Rack) string { return r.TokenFile }, valid(readToken),
+	},
+	{
+		"project", "--oxide-project", "set the name or ID of the project that holds the disks",
+		func(r Rack) string { return r.Project }, checkProject,
+	},
+	{"caFile", "--oxide-ca-file", "", func(r Rack) string { return r.CAFile }, valid(ReadCAs)},
+}
+
+// valid makes a check of a function that parses.
+func valid[T any](parse func(string) (T, error)) func(string) error {
+	return func(value string) error {
+		_, err := parse(value)
+		return err
 	}
 }
 
-// checkRacks checks the entries of the file.
+// check checks the settings of a rack: an entry of the file, whose keys begin with key, or the rack of the flags.
+func (r Rack) check(p *Problems, key string) {
+	for _, s := range rackSettings {
+		label, value := s.flag, s.of(r)
+		if key != "" {
+			label = key + s.key
+		}
+		switch {
+		case value != "":
+			if err := s.check(value); err != nil {
+				p.add(label, "%v", err)
+			}
+		case key != "" && s.missing != "": // [Config.checkRequired] looks at the flags
+			p.add(label, "is required; %s", s.missing)
+		}
+	}
+}
+
+// checkRacks checks the racks that the controller serves: the entries of the file, or the rack of the flags.
 func (c Config) checkRacks(p *Problems) {
+	flat := c.flatRack()
+	if len(c.Racks) == 0 {
+		if !c.Mode.Controller() {
+			return
+		}
+		flat.check(p, "")
+		if err := checkToken(c.OxideToken.Reveal()); err != nil && !c.OxideToken.Empty() && c.OxideTokenFile == "" {
+			p.add("--oxide-token-file", "OXIDE_TOKEN %v", err)
+		}
+		return
+	}
 	names, projects := map[string]int{}, map[string]int{}
 	for i, rack := range c.Racks {
 		key := fmt.Sprintf("racks[%d].", i)
@@ -200,79 +231,55 @@ func (c Config) checkRacks(p *Problems) {
 		} else {
 			names[rack.Name] = i
 		}
-		if !c.Mode.Controller() {
-			continue
+		if c.Mode.Controller() {
+			rack.check(p, key)
+			rack.checkProjectTwice(p, i, projects)
 		}
-		if _, err := hostURL(rack.Host); rack.Host == "" {
-			p.add(key+"host", "is required; write https://name")
-		} else if err != nil {
-			p.add(key+"host", "%v", err)
-		}
-		if _, err := readToken(rack.TokenFile); rack.TokenFile == "" {
-			p.add(key+"tokenFile", "is required; name the file with this rack's API token")
-		} else if err != nil {
-			p.add(key+"tokenFile", "%v", err)
-		}
-		if err := checkProject(rack.Project); err != nil {
-			p.add(key+"project", "%v", err)
-		} else if host, err := hostURL(rack.Host); err == nil {
-			// Otherwise each volume of the project would be listed twice.
-			if first, twice := projects[host+" "+rack.Project]; twice {
-				p.add(key+"project", "is %q on %s, which racks[%d] has already; leave one of the two", rack.Project, host, first)
-			} else {
-				projects[host+" "+rack.Project] = i
-			}
-		}
-		if _, err := ReadCAs(rack.CAFile); err != nil {
-			p.add(key+"caFile", "%v", err)
-		}
-	}
-	if len(c.Racks) == 0 {
-		return
 	}
 	if _, known := names[c.Rack]; c.RackGiven && !known {
 		p.add("--rack", "%s is not the name of any entry of racks", quote(c.Rack))
 	}
-	for _, flat := range []struct{ flag, value string }{
-		{"--oxide-host", c.OxideHost}, {"--oxide-project", c.OxideProject}, {"--oxide-token-file", c.OxideTokenFile},
-		{"--oxide-ca-file", c.OxideCAFile},
-	} {
-		if flat.value != "" {
-			p.add(flat.flag, "cannot be combined with racks in the file; remove one of the two")
+	for _, s := range rackSettings {
+		if s.of(flat) != "" {
+			p.add(s.flag, "cannot be combined with racks in the file; remove one of the two")
 		}
 	}
 }
 
+// checkProjectTwice rejects a project that an entry before this one has: each of its volumes would be listed twice.
+func (r Rack) checkProjectTwice(p *Problems, index int, projects map[string]int) {
+	host, err := hostURL(r.Host)
+	if err != nil || checkProject(r.Project) != nil {
+		return
+	}
+	project := host + " " + r.Project
+	if first, twice := projects[project]; twice {
+		p.add(fmt.Sprintf("racks[%d].project", index), "is %q on %s, which racks[%d] has already; leave one of the two",
+			r.Project, host, first)
+		return
+	}
+	projects[project] = index
+}
+
 // checkNode checks the settings of a node and of attaching.
 func (c Config) checkNode(p *Problems) {
-	switch c.AttachMode {
-	case AttachHot:
-	case AttachPlan, AttachRestart:
+	oneOf(p, "--attach-mode", c.AttachMode, AttachHot, AttachRestart)
+	if c.RestartsPlanned() {
 		c.checkRestart(p)
-	default:
-		p.add("--attach-mode", "%s is not one of hot, plan, restart", quote(c.AttachMode))
 	}
 	c.checkPlanning(p)
 	if _, err := c.PoweroffSignal(); err != nil {
 		p.add("--restart-poweroff", "%v", err)
 	}
-	if c.MaxDisks < minMaxDisks || c.MaxDisks > maxMaxDisks {
-		p.add("--max-disks", "%d is not between %d and %d", c.MaxDisks, minMaxDisks, maxMaxDisks)
-	}
+	between(p, "--max-disks", c.MaxDisks, minMaxDisks, maxMaxDisks)
 	if most := c.MaxDisks - minMaxDisks; c.ReserveDisks < 0 || c.ReserveDisks > max(0, most) {
-		p.add(
-			"--reserve-disks",
+		p.add("--reserve-disks",
 			"%d is not between 0 and %d: of --max-disks %d, one is the boot disk and one must be left for a volume",
-			c.ReserveDisks,
-			max(0, most),
-			c.MaxDisks,
-		)
+			c.ReserveDisks, max(0, most), c.MaxDisks)
 	}
 	c.checkIdentity(p)
 	checkAbsolute(p, "--state-dir", c.StateDir)
-	if c.LUKSMemory < minLUKSMemory || c.LUKSMemory > maxLUKSMemory {
-		p.add("--luks-memory", "%s is not between %s and %s", c.LUKSMemory, minLUKSMemory, maxLUKSMemory)
-	}
+	between(p, "--luks-memory", c.LUKSMemory, minLUKSMemory, maxLUKSMemory)
 	if c.BlankScanLimit < 0 {
 		p.add("--blank-scan-limit", "%d is negative", c.BlankScanLimit)
 	}
@@ -285,14 +292,15 @@ func (c Config) checkNode(p *Problems) {
 	checkAbsolute(p, "--dev-root", c.DevRoot)
 	checkAbsolute(p, "--boot-id-file", c.BootIDFile)
 	c.checkKubelet(p)
+	c.checkTaint(p)
+}
+
+func (c Config) checkTaint(p *Problems) {
 	switch {
 	case c.StartupTaint == "" || !c.Mode.Node():
 	case !labelNames.MatchString(c.StartupTaint):
-		p.add(
-			"--startup-taint",
-			"%s is not the key of a taint, such as csi.oxide.computer/agent-not-ready",
-			quote(c.StartupTaint),
-		)
+		p.add("--startup-taint", "%s is not the key of a taint, such as csi.oxide.computer/agent-not-ready",
+			quote(c.StartupTaint))
 	case c.NodeName == "":
 		p.add("--startup-taint", "needs the Node's name; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
 	}
@@ -302,18 +310,14 @@ func (c Config) checkNode(p *Problems) {
 func (c Config) checkRestart(p *Problems) {
 	if c.Mode.Controller() && (c.RestartShutdown == ShutdownGuest || c.RestartShutdown == ShutdownDrain) &&
 		c.Orchestrator() == "" {
-		p.add(
-			"--restart-shutdown",
+		p.add("--restart-shutdown",
 			"%s needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power",
-			quote(c.RestartShutdown),
-		)
+			quote(c.RestartShutdown))
 	}
 	if c.Mode.Node() && c.Orchestrator() == MetadataKubernetes && c.NodeName == "" && c.Metadata != MetadataKubernetes {
-		p.add(
-			"--node-name",
+		p.add("--node-name",
 			"is required with --attach-mode=%s in Kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
-			c.AttachMode,
-		)
+			c.AttachMode)
 	}
 }
 
@@ -324,12 +328,8 @@ func (c Config) checkKubelet(p *Problems) {
 	}
 	checkAbsolute(p, "--kubelet-registration-dir", c.KubeletRegistrationDir)
 	if length := len(filepath.Join(c.KubeletRegistrationDir, kubeletSocket)); length > maxSocketPath {
-		p.add(
-			"--kubelet-registration-dir",
-			"the path of the socket in it has %d bytes, more than the limit of %d; use a shorter path",
-			length,
-			maxSocketPath,
-		)
+		p.add("--kubelet-registration-dir",
+			"the path of the socket in it has %d bytes, more than the limit of %d; use a shorter path", length, maxSocketPath)
 	}
 }
 
@@ -346,47 +346,37 @@ func (c Config) validateIdentity() Problems {
 // validateOperator is [Config.Validate] for [LoadOperator].
 func (c Config) validateOperator() Problems {
 	p := c.validateIdentity()
-	if !c.Mode.Controller() && !c.Mode.Node() {
-		p.add("--mode", "%s is not one of controller, node, all", quote(string(c.Mode)))
-	}
+	oneOf(&p, "--mode", c.Mode, ModeController, ModeNode, ModeAll)
 	c.Endpoint = "/unused" // required only to serve
 	c.checkRequired(&p)
-	c.checkRack(&p)
 	c.checkRacks(&p)
 	c.checkClusterID(&p)
 	return p
 }
 
+// checkMetadata checks that the source of a node's identity has what it needs.
+func (c Config) checkMetadata(p *Problems) {
+	oneOf(p, "--metadata", c.Metadata,
+		MetadataAuto, MetadataStatic, MetadataGuest, MetadataKubernetes, MetadataNomad, MetadataNone)
+	given := c.InstanceID != "" || c.MetadataFile != ""
+	switch {
+	case c.Metadata == MetadataNone && c.Mode.Node():
+		p.add("--metadata", "none is only for mode controller: a node must know its instance; use auto")
+	case c.Metadata == MetadataNone && given:
+		p.add("--metadata", "none cannot be combined with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file "+
+			"(OXIDE_CSI_METADATA_FILE); remove one of them")
+	case c.Metadata == MetadataStatic && c.Mode.Node() && !given:
+		p.add("--metadata", "static needs --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); "+
+			"set one of them, or use auto")
+	case c.Metadata == MetadataKubernetes && c.Mode.Node() && c.NodeName == "":
+		p.add("--node-name",
+			"is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API")
+	}
+}
+
 // checkIdentity checks the settings of a node's identity.
 func (c Config) checkIdentity(p *Problems) {
-	switch c.Metadata {
-	case MetadataAuto, MetadataGuest, MetadataNomad:
-	case MetadataNone:
-		if c.Mode.Node() {
-			p.add("--metadata", "none is only for mode controller: a node must know its instance; use auto")
-		} else if c.InstanceID != "" || c.MetadataFile != "" {
-			p.add(
-				"--metadata",
-				"none cannot be combined with --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); remove one of them",
-			)
-		}
-	case MetadataStatic:
-		if c.Mode.Node() && c.InstanceID == "" && c.MetadataFile == "" {
-			p.add(
-				"--metadata",
-				"static needs --instance-id (OXIDE_INSTANCE_ID) or --metadata-file (OXIDE_CSI_METADATA_FILE); set one of them, or use auto",
-			)
-		}
-	case MetadataKubernetes:
-		if c.Mode.Node() && c.NodeName == "" {
-			p.add(
-				"--node-name",
-				"is required with --metadata=kubernetes; set OXIDE_CSI_NODE_NAME from spec.nodeName by the downward API",
-			)
-		}
-	default:
-		p.add("--metadata", "%s is not one of auto, static, guest, kubernetes, nomad, none", quote(c.Metadata))
-	}
+	c.checkMetadata(p)
 	if _, err := metadata.ParseInstanceID(c.InstanceID); err != nil && c.InstanceID != "" {
 		p.add("--instance-id", "%v", err)
 	}
@@ -411,11 +401,8 @@ func (c Config) checkServing(p *Problems) {
 	if c.HTTPEndpoint != "" {
 		_, port, err := net.SplitHostPort(c.HTTPEndpoint)
 		if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
-			p.add(
-				"--http-endpoint",
-				"%s is not host:port; write 127.0.0.1:9808, or :9808 for every address",
-				quote(c.HTTPEndpoint),
-			)
+			p.add("--http-endpoint", "%s is not host:port; write 127.0.0.1:9808, or :9808 for every address",
+				quote(c.HTTPEndpoint))
 		}
 	} else if c.Pprof {
 		p.add("--pprof", "needs --http-endpoint")
@@ -424,23 +411,31 @@ func (c Config) checkServing(p *Problems) {
 }
 
 func (c Config) checkLog(p *Problems) {
-	if c.LogFormat != LogText && c.LogFormat != LogJSON {
-		p.add("--log-format", "%s is not one of text, json", quote(c.LogFormat))
-	}
+	oneOf(p, "--log-format", c.LogFormat, LogText, LogJSON)
 }
 
 // checkProject accepts the names and IDs of a project that the rack's API accepts.
 func checkProject(project string) error {
-	if project == "" {
-		return errors.New("is required; set the name or ID of the project that holds the disks")
-	}
 	if _, err := projectRef(project); err != nil || len(project) > maxNameBytes {
-		return fmt.Errorf(
-			"%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID",
-			quote(project),
-		)
+		return fmt.Errorf("%s is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID",
+			quote(project))
 	}
 	return nil
+}
+
+// oneOf rejects a value that is not known.
+func oneOf[T ~string](p *Problems, flag string, value T, known ...T) {
+	if !slices.Contains(known, value) {
+		names := strings.ReplaceAll(strings.Trim(fmt.Sprint(known), "[]"), " ", ", ")
+		p.add(flag, "%s is not one of %s", quote(string(value)), names)
+	}
+}
+
+// between rejects a value outside of the bounds.
+func between[T cmp.Ordered](p *Problems, flag string, value, least, most T) {
+	if value < least || value > most {
+		p.add(flag, "%v is not between %v and %v", value, least, most)
+	}
 }
 
 func checkAbsolute(p *Problems, flag, path string) {

@@ -87,9 +87,8 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--cluster-id=" + strings.Repeat("c", 64), `config: --cluster-id: "` + strings.Repeat("c", 64) + `" is not 1 to 63 of a-z, 0-9 and '-'`},
 		{"--rack=", "config: --rack: the rack name is empty"},
 		{"--rack=${meta.oxide.rack}", `config: --rack: the rack name is "${meta.oxide.rack}", a template that the orchestrator did not fill in`},
-		{"--rack=a/b", `config: --rack: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`},
+		{"--rack=a/b", `config: --rack: the rack name "a/b" is not 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends`},
 		{"--attach-mode=restart", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power`},
-		{"--attach-mode=plan", `config: --restart-shutdown: "guest" needs Kubernetes or Nomad to reach the nodes; run under one of them, or use hard, which cuts the power`},
 		{"--restart-shutdown=soft", `config: --restart-shutdown: "soft" is not one of guest, drain, hard`},
 		{"--restart-window=61s", "config: --restart-window: 1m1s is not between 0s and 1m0s"},
 		{"--restart-max-down=0", "config: --restart-max-down: 0 is not between 1 and 16"},
@@ -101,7 +100,7 @@ func TestProblemsOfOneSetting(t *testing.T) {
 		{"--restart-hours=Sat 1:00-5:00", `config: --restart-hours: "1:00-5:00" is not a time; write it as in 22:00-04:00`},
 		{"--restart-hours=24:00-05:00 Sat", `config: --restart-hours: "24:00-05:00" is not a day or days; write them as in Mon-Fri,Sun`},
 		{"--restart-hours=Sat 01:00-05:00 UTC", `config: --restart-hours: "Sat 01:00-05:00 UTC" is not days and a time, such as Sat,Sun 01:00-05:00`},
-		{"--attach-mode=cold", `config: --attach-mode: "cold" is not one of hot, plan, restart`},
+		{"--attach-mode=plan", `config: --attach-mode: "plan" is not one of hot, restart`},
 		{"--restart-poweroff=SIGUSR2", `config: --restart-poweroff: "SIGUSR2" is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4`},
 		{"--restart-poweroff=signal:", `config: --restart-poweroff: "signal:" is neither systemd nor signal:NAME with a signal such as SIGUSR2 or SIGRTMIN+4`},
 		{"--max-disks=1", "config: --max-disks: 1 is not between 2 and 64"},
@@ -306,7 +305,7 @@ func TestProblemsOfRacks(t *testing.T) {
 			"config: racks[0].project: is required; set the name or ID of the project that holds the disks",
 		}},
 		"four problems": {racks: "- {name: a/b, host: 'ftp://h', tokenFile: " + bad + ", project: P}\n", want: []string{
-			`config: racks[0].name: the rack name "a/b" may hold only letters, digits, '-', '_' and '.'`,
+			`config: racks[0].name: the rack name "a/b" is not 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends`,
 			`config: racks[0].host: "ftp://h" is not an https URL`,
 			"config: racks[0].tokenFile: FILE holds no API token: one begins with oxide-token-",
 			`config: racks[0].project: "P" is neither an Oxide name (a-z, 0-9 and '-', beginning with a letter, at most 63) nor an ID`,
@@ -318,8 +317,8 @@ func TestProblemsOfRacks(t *testing.T) {
 		"with the settings of one rack": {
 			args: []string{"--oxide-project=p", "--oxide-ca-file=/none"}, environ: []string{"OXIDE_HOST=h", "OXIDE_TOKEN_FILE=" + good}, racks: entry("a"), want: []string{
 				"config: --oxide-host: cannot be combined with racks in the file; remove one of the two (set by OXIDE_HOST)",
-				"config: --oxide-project: cannot be combined with racks in the file; remove one of the two",
 				"config: --oxide-token-file: cannot be combined with racks in the file; remove one of the two (set by OXIDE_TOKEN_FILE)",
+				"config: --oxide-project: cannot be combined with racks in the file; remove one of the two",
 				"config: --oxide-ca-file: cannot be combined with racks in the file; remove one of the two",
 			},
 		},

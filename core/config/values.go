@@ -116,10 +116,7 @@ func socketPath(endpoint string) (string, error) {
 	path := endpoint
 	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
 		if !strings.EqualFold(scheme, "unix") {
-			return "", fmt.Errorf(
-				"%q is not a unix socket; write unix:///csi/csi.sock",
-				endpoint,
-			)
+			return "", fmt.Errorf("%q is not a unix socket; write unix:///csi/csi.sock", endpoint)
 		}
 		first, _, _ := strings.Cut(rest, "/")
 		if first == "." || first == ".." {
@@ -140,11 +137,8 @@ func socketPath(endpoint string) (string, error) {
 	}
 	path = filepath.Clean(path)
 	if len(path) > maxSocketPath {
-		return "", fmt.Errorf(
-			"the path has %d bytes, more than the limit of %d; use a shorter path",
-			len(path),
-			maxSocketPath,
-		)
+		return "", fmt.Errorf("the path has %d bytes, more than the limit of %d; use a shorter path", len(path),
+			maxSocketPath)
 	}
 	return path, nil
 }

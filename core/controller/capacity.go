@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -32,20 +31,10 @@ const (
 // before.
 //
 // Parameters are not checked, and there is no maximum size. An error or a maximum here makes Kubernetes' scheduler
-// report "not enough storage", and CreateVolume, whose error has the real reason, is never called. The command
-// oxide-csi volume create --dry-run asks for both (see [rpc.MetadataCheckCreate]).
+// report "not enough storage", and CreateVolume, whose error has the real reason, is never called.
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := validateGetCapacity(req); err != nil {
 		return nil, err
-	}
-	sent, _ := metadata.FromIncomingContext(ctx)
-	var params parameters
-	checksCreate := len(sent.Get(rpc.MetadataCheckCreate)) > 0
-	if checksCreate {
-		var err error
-		if params, err = parseParameters(req.GetParameters(), req.GetVolumeCapabilities()); err != nil {
-			return nil, err
-		}
 	}
 	var available, most int64
 	for _, client := range c.racks.inTopology(req.GetAccessibleTopology()) {
@@ -60,9 +49,6 @@ func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) 
 	if most >= gib {
 		response.MinimumVolumeSize = wrapperspb.Int64(gib)
 	}
-	if checksCreate {
-		response.MaximumVolumeSize = wrapperspb.Int64(largestDisk(most, params))
-	}
 	return response, nil
 }
 
@@ -75,14 +61,6 @@ func (r *racks) inTopology(topology *csi.Topology) []*rack.Client {
 		}
 	}
 	return matching
-}
-
-func largestDisk(freeBytes int64, params parameters) int64 {
-	wholeGiB := freeBytes / gib * gib
-	if params.diskType == diskTypeLocal {
-		return wholeGiB
-	}
-	return min(wholeGiB, maxDistributedBytes)
 }
 
 // capacityCache keeps each rack's free capacity for [capacityTTL].

@@ -110,7 +110,8 @@ func (c rackController) copyDisk(
 	source rack.Disk,
 	sizeBytes int64,
 ) (disk rack.Disk, err error) {
-	disk, err = c.existingDisk(ctx, want)
+	look := c.look(ctx, want)
+	disk, err = c.diskUnlessReplaced(ctx, want, look)
 	switch {
 	case err == nil:
 		if disk, err = c.checkExisting(ctx, want, disk); err == nil {
@@ -130,10 +131,10 @@ func (c rackController) copyDisk(
 		}
 		return disk, err
 	}
-	disk, err = c.createDisk(ctx, want, sizeBytes, snapshot.ID)
+	disk, err = c.createBeside(ctx, want, sizeBytes, snapshot.ID, look)
 	if errors.Is(err, rack.ErrNotFound) {
 		err = rpc.Unavailable(
-			"volume %q: its temporary snapshot %q was deleted meanwhile: retry: %w",
+			"volume %q: its temporary snapshot %q was deleted meanwhile: %w: retry",
 			want.name,
 			snapshot.Name,
 			err,
@@ -173,7 +174,7 @@ func (c rackController) createTemporarySnapshot(
 		return snapshot, err
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(
-			"volume %q: its source, volume %s, was deleted meanwhile: retry: %w",
+			"volume %q: its source, volume %s, was deleted meanwhile: %w: retry",
 			want.name,
 			want.cloneOf,
 			err,

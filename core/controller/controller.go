@@ -13,7 +13,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/keylock"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/metrics"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
@@ -24,13 +23,11 @@ import (
 type Service struct {
 	csi.UnimplementedControllerServer
 
-	racks    *racks
-	cluster  string
-	maxDisks int
-	// instances has a lock for each instance. It is held from looking at the disks of an instance until another disk is
-	// attached to it.
-	instances    *keylock.Locks
-	refusals     *refusalCache
+	racks        *racks
+	cluster      string
+	maxDisks     int
+	attaching    *attaching
+	refusals     *refusals
 	pageTokens   *pageTokens
 	volumeCounts *pageCounts
 	freeCapacity *capacityCache
@@ -83,6 +80,8 @@ type Options struct {
 	TemporaryAge time.Duration
 	// OtherRacksWait bounds the look for a volume on the racks that a create does not allow; 0 means two seconds.
 	OtherRacksWait time.Duration
+	// LookAge is how long a look at an expansion counts, see [expand.Expander]; 0 means four seconds, the only safe value.
+	LookAge time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *PlannedRestarts
 	// Orchestrator tells which nodes may use a volume. It is nil for one that never leaves an unpublish out.
@@ -100,8 +99,8 @@ func New(opts Options) *Service {
 		racks:        newRacks(opts.Racks),
 		cluster:      opts.Cluster,
 		maxDisks:     opts.MaxDisks,
-		instances:    keylock.New(),
-		refusals:     newRefusalCache(),
+		attaching:    newAttaching(),
+		refusals:     newRefusals(),
 		pageTokens:   newPageTokens(),
 		volumeCounts: newPageCounts(),
 		freeCapacity: newCapacityCache(),
@@ -114,7 +113,7 @@ func New(opts Options) *Service {
 	}
 	c.sweeper = newSweeper(c, opts.TemporaryAge)
 	c.detachers = c.newDetachers(opts.DetachGrace)
-	c.expanders = c.newExpanders()
+	c.expanders = c.newExpanders(opts.LookAge)
 	if opts.Restarts != nil {
 		c.engines, c.restartWait = c.newEngines(*opts.Restarts), opts.Restarts.Wait
 		c.claims = opts.Restarts.Claims

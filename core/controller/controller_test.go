@@ -33,7 +33,7 @@ func TestCreateVolume(t *testing.T) {
 	}
 	got, err := r.CreateVolume(t.Context(), req)
 	r.Must(t, err)
-	r.WantCalls(t, map[string]int{"anti_affinity_group_list": 1, "disk_create": 1})
+	r.WantCalls(t, map[string]int{"anti_affinity_group_view": 1, "disk_create": 1})
 
 	name := diskname.ForVolume(coretest.Cluster, "pvc-1")
 	coretest.WantSame(t, got, &csi.CreateVolumeResponse{Volume: &csi.Volume{
@@ -393,7 +393,7 @@ func TestTokenWithoutRoleIsUnavailable(t *testing.T) {
 	id, node := r.Create(t, "v"), r.Node(t, "node-a")
 	none, err := r.Sim.NewToken(t.Context(), "none")
 	r.Must(t, err)
-	*r.Token = none
+	r.Token.Store(none)
 	coretest.WantCode(t, r.Delete(t, id), codes.Unavailable, "token", coretest.Project)
 	coretest.WantCode(t, r.Unpublish(t, id, node), codes.Unavailable, "token", coretest.Project)
 	coretest.WantCode(t, r.Publish(t, id, node), codes.Unavailable, "token", coretest.Project)
@@ -410,13 +410,13 @@ func TestTokenWithoutRoleIsUnavailable(t *testing.T) {
 
 	viewer, err := r.Sim.NewToken(t.Context(), "viewer")
 	r.Must(t, err)
-	*r.Token = viewer
+	r.Token.Store(viewer)
 	_, err = r.CreateVolume(t.Context(), coretest.CreateRequest("w"))
 	coretest.WantCode(t, err, codes.Unavailable, "Forbidden")
-	*r.Token = "oxide-token-unknown"
+	r.Token.Store("oxide-token-unknown")
 	coretest.WantCode(t, r.Delete(t, id), codes.Unauthenticated)
 
-	*r.Token = coretest.Token
+	r.Token.Store(coretest.Token)
 	r.Must(t, r.Delete(t, id))
 }
 
@@ -442,13 +442,13 @@ func TestCreateWithALostAnswerAndALostToken(t *testing.T) {
 		coretest.WantCode(t, create(), codes.Unavailable)
 		r.Must(t, r.Sim.ClearFaults(t.Context()))
 		for _, token := range []string{"oxide-token-revoked", viewer, none} {
-			*r.Token = token
+			r.Token.Store(token)
 			// A token that may only look can find what was made.
 			if err := create(); err != nil || token != viewer {
 				coretest.WantCode(t, err, codes.Unavailable)
 			}
 		}
-		*r.Token = coretest.Token
+		r.Token.Store(coretest.Token)
 		r.Must(t, create())
 	}
 	if ids := r.Volumes(t); len(ids) != 2 {
@@ -562,7 +562,7 @@ func TestLimitedCollaboratorHasEnoughRights(t *testing.T) {
 	node := r.Node(t, "node-a")
 	limited, err := r.Sim.NewToken(t.Context(), "limited-collaborator")
 	r.Must(t, err)
-	*r.Token = limited
+	r.Token.Store(limited)
 	id := r.Create(t, "v")
 	r.Must(t, r.Publish(t, id, node))
 	r.Must(t, r.Unpublish(t, id, node))

@@ -19,7 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/restart"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -39,7 +38,7 @@ func (c *Service) newDetachers(grace time.Duration) map[*rack.Client]*detach.Det
 			Grace:   grace,
 			Claimed: claimed,
 			Restarting: func(records []record.Record) func(string) bool {
-				return restart.Restarting(records, c.cluster)
+				return record.Restarting(records, c.cluster)
 			},
 			Log: c.log.With("rack", client.Name()),
 		})

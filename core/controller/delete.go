@@ -7,6 +7,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -39,18 +40,23 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 		return c.deletedMeanwhile(ctx, id)
 	case errors.Is(err, rack.ErrRefused):
 		// The likely reason is an attach after checkDeletable.
-		if now, lookErr := rc.rack.Disk(ctx, id); lookErr == nil && now.InstanceID != "" {
+		now, lookErr := rc.rack.Disk(ctx, id)
+		switch {
+		case lookErr == nil && now.InstanceID != "":
 			return nil, rc.attachedError(ctx, now)
+		case lookErr == nil && now.State.Transient():
+			return nil, fmt.Errorf("disk %q (%s) is %s: %w", now.Name, now.ID, now.State, rack.ErrBusy)
 		}
 		return nil, err
 	case err != nil:
 		return nil, err
 	}
 	// The cluster from which the disk was adopted may have left an expansion.
-	if err := rc.expander.Deleted(ctx, id, disk.Grown() || !rc.ownsDisk(disk)); err != nil {
+	if err := rc.expander.Deleted(ctx, disk, !rc.ownsDisk(disk)); err != nil {
 		return nil, err
 	}
 	c.sweeper.scheduleIfStale()
+	c.refusals.remove(id, "")
 	rc.forgetAdoption(ctx, disk)
 	if rc.defersDetaches() {
 		if err := rc.detacher.Forget(ctx, id); err != nil {
@@ -81,7 +87,7 @@ func (c *Service) deletedBefore(
 	switch {
 	case err == nil:
 		if err = rc.checkExpansionOwner(ctx, volumeID); err == nil {
-			err = rc.expander.Deleted(ctx, volumeID, true)
+			err = rc.expander.Deleted(ctx, rack.Disk{VolumeID: volumeID}, true)
 		}
 		if err == nil {
 			rc.forgetAdoption(ctx, rack.Disk{VolumeID: volumeID})
@@ -89,7 +95,7 @@ func (c *Service) deletedBefore(
 	case errors.Is(err, rack.ErrNotFound):
 		err = nil
 		for _, client := range c.racks.all {
-			err = errors.Join(err, c.expanders[client].Deleted(ctx, volumeID, false))
+			err = errors.Join(err, c.expanders[client].Deleted(ctx, rack.Disk{VolumeID: volumeID}, false))
 		}
 	}
 	if err != nil {

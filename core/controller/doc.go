@@ -5,11 +5,12 @@
 // Package controller is the CSI Controller service. It calls the racks' APIs and never touches a device.
 //
 //   - controller.go: the service and its options; capabilities.go: which RPCs there are, and ValidateVolumeCapabilities
-//   - create.go: CreateVolume, blank or from a snapshot; clone.go: from another volume; sweep.go: temporary snapshots
-//     that a crash left behind
+//   - create.go: CreateVolume; existing.go: what an earlier call made; source.go: from a snapshot; clone.go: from
+//     another volume; sweep.go: temporary snapshots that a crash left behind
 //   - delete.go: DeleteVolume
 //   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
-//   - publish.go: attaching and detaching; planned.go: both, if the instance must be restarted for it
+//   - publish.go: attaching; unpublish.go: detaching; attaching.go: attaches to one instance side by side
+//   - planned.go: both, if the instance must be restarted for it
 //   - refusals.go: refusals that are answered from a cache; defer.go: detaches that wait for a grace period
 //   - orchestrator.go: what only an orchestrator knows: which nodes may use a volume
 //   - expand.go: ControllerExpandVolume; snapshot.go, list.go, capacity.go, health.go: the other RPCs

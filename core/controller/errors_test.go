@@ -95,11 +95,11 @@ func TestRackErrorsToCodes(t *testing.T) {
 			_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("new"))
 			return err
 		}, []errorRow{
-			{"disk_create", refused400, codes.Internal, "unknown reason"},
+			{"disk_create", refused400, codes.FailedPrecondition, "unknown reason"},
 			{"disk_create", badSize, codes.OutOfRange, "1023 GiB"},
 			{"disk_create", badBlockSize, codes.OutOfRange, "multiple of block size"},
-			{"disk_create", badValue, codes.Internal, "description"},
-			{"disk_create", badJSON, codes.Internal, "unable to parse"},
+			{"disk_create", badValue, codes.FailedPrecondition, "description"},
+			{"disk_create", badJSON, codes.FailedPrecondition, "unable to parse"},
 			{"disk_create", badVersion, codes.OK, ""}, // after another request for the API version
 			{"disk_create", alwaysBadVersion, codes.Unavailable, "API versions"},
 			{"disk_create", noToken, codes.Unavailable, "credentials"},
@@ -107,7 +107,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_create", noProject, codes.Unavailable, `project "demo"`},
 			{"disk_create", noRoute, codes.Unavailable, "Not Found"},
 			{"disk_create", nothingNamed, codes.Unavailable, "retry"},
-			{"anti_affinity_group_list", nothingNamed, codes.Unavailable, "nothing here"},
+			{"anti_affinity_group_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_create", conflict, codes.Unavailable, "came first"},
 			{"disk_create", gone, codes.Unavailable, "Gone"},
 			{"disk_create", tooManyRequests, codes.Unavailable, "slow down"},
@@ -137,7 +137,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", resetAlways, codes.Unavailable, ""},
 		}},
 		{"DeleteVolume", func(t *testing.T, r *rig, volumeID, _ string) error { return r.Delete(t, volumeID) }, []errorRow{
-			{"disk_view", refused400, codes.Internal, "unknown reason"},
+			{"disk_view", refused400, codes.FailedPrecondition, "unknown reason"},
 			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.OK, ""}, // the token has access to the project, so the disk is deleted
@@ -146,7 +146,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", badGateway, codes.Unavailable, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
 			{"disk_view", resetAlways, codes.Unavailable, ""},
-			{"disk_delete", refused400, codes.Internal, "unknown reason"},
+			{"disk_delete", refused400, codes.FailedPrecondition, "unknown reason"},
 			{"disk_delete", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_delete", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_delete", noDisk, codes.Aborted, "retry"}, // the rack still shows a disk of the volume
@@ -170,12 +170,11 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noDisk, codes.NotFound, "not found"},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
-			{"anti_affinity_group_list", nothingNamed, codes.Unavailable, "nothing here"},
 			{"instance_disk_list", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_list", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"instance_disk_list", noInstance, codes.NotFound, "no such instance"},
 			{"instance_disk_list", always503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_attach", refused400, codes.Internal, "unknown reason"},
+			{"instance_disk_attach", refused400, codes.FailedPrecondition, "only while the instance is stopped"},
 			{"instance_disk_attach", notStopped, codes.FailedPrecondition, "only while the instance is stopped"},
 			{"instance_disk_attach", tooMany, codes.ResourceExhausted, "allows fewer than --max-disks"},
 			{"instance_disk_attach", noToken, codes.Unauthenticated, "credentials"},
@@ -196,7 +195,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			{"disk_view", noDisk, codes.OK, ""},
 			{"disk_view", rackFailed, codes.Internal, "Internal Server Error"},
 			{"disk_view", always503, codes.Unavailable, "Service Unavailable"},
-			{"instance_disk_detach", refused400, codes.Internal, "unknown reason"},
+			{"instance_disk_detach", refused400, codes.FailedPrecondition, "only while the instance is stopped"},
 			{"instance_disk_detach", notStoppedOff, codes.FailedPrecondition, "only while the instance is stopped"},
 			{"instance_disk_detach", noToken, codes.Unauthenticated, "credentials"},
 			{"instance_disk_detach", forbidden, codes.PermissionDenied, "Forbidden"},
@@ -210,7 +209,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 			_, err := r.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: volumeID, VolumeCapabilities: []*csi.VolumeCapability{coretest.MountWriter()}})
 			return err
 		}, []errorRow{
-			{"disk_view", refused400, codes.Internal, "unknown reason"},
+			{"disk_view", refused400, codes.FailedPrecondition, "unknown reason"},
 			{"disk_view", noToken, codes.Unauthenticated, "credentials"},
 			{"disk_view", forbidden, codes.PermissionDenied, "Forbidden"},
 			{"disk_view", noDisk, codes.NotFound, "not found"},
@@ -301,7 +300,7 @@ func TestRepeatedErrorHasTheSameText(t *testing.T) {
 
 	log := &simtest.Output{}
 	r := newRig(t, func(o *coretest.Options) { o.Log = log })
-	*r.Token = "oxide-token-wrong"
+	r.Token.Store("oxide-token-wrong")
 	_, first := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	coretest.WantCode(t, first, codes.Unavailable, "credentials missing or invalid")
 	_, second := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))

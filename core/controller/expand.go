@@ -5,10 +5,12 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -167,10 +169,12 @@ func (c *Service) UnfinishedExpansions(client *rack.Client) int {
 	return c.expanders[client].Unfinished()
 }
 
-func (c *Service) newExpanders() map[*rack.Client]*expand.Expander {
+func (c *Service) newExpanders(lookAge time.Duration) map[*rack.Client]*expand.Expander {
 	expanders := map[*rack.Client]*expand.Expander{}
 	for _, client := range c.racks.all {
-		expanders[client] = expand.New(client, c.cluster, c.log.With("rack", client.Name()))
+		e := expand.New(client, c.cluster, c.log.With("rack", client.Name()))
+		e.LookAge = cmp.Or(lookAge, e.LookAge)
+		expanders[client] = e
 	}
 	return expanders
 }
@@ -214,6 +218,28 @@ func (c *Service) finishedDisk(ctx context.Context, volumeID string, needed bool
 		}
 	}
 	return rc, disk, err
+}
+
+// undisturbed asks whether nothing stands against a disk that is published: no expansion is under way, and no detach is
+// recorded. The question is asked beside the attach, and the function that undisturbed returns is called as soon as
+// that was answered. For as long as a process may detach the disk because of a deferred detach, that has a record.
+func (c rackController) undisturbed(ctx context.Context, disk rack.Disk) func() bool {
+	expansion := c.expander.Look(ctx, disk.Name)
+	recorded := make(chan bool, 1)
+	go func() {
+		defer func() {
+			if reason := recover(); reason != nil {
+				rpc.LogPanic(c.log, slog.String("task", "publish"), reason)
+				recorded <- true
+			}
+		}()
+		_, found, err := record.Deferrals.Get(ctx, c.rack, c.cluster, disk.VolumeID)
+		recorded <- found || err != nil
+	}()
+	return func() bool {
+		_, expanding, err := expansion.UnderWay(ctx)
+		return !<-recorded && !expanding && err == nil
+	}
 }
 
 // confirmPublished makes sure that an attached disk stays attached and is not replaced, as a published volume must. It

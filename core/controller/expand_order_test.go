@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -41,6 +42,7 @@ import (
 
 // growth is a rack with one volume, and the data of its disks and snapshots as a number: the last write.
 type growth struct {
+	oneByOne sync.Mutex
 	*bubbleRig
 	t      *testing.T
 	volume string
@@ -87,6 +89,8 @@ type growthActor struct {
 	turn  chan struct{}
 	fault growthFault
 	sent  int
+	// slow is how long an answer takes to a request that changes something.
+	slow  time.Duration
 	ended atomic.Bool
 	free  atomic.Bool
 }
@@ -114,7 +118,10 @@ func (a *growthActor) RoundTrip(req *http.Request) (*http.Response, error) {
 	if a.ended.Load() {
 		return nil, errEnded
 	}
-	if !a.free.Load() {
+	if a.free.Load() { // it gets no turns, and sends a look and its act at the same time
+		a.oneByOne.Lock()
+		defer a.oneByOne.Unlock()
+	} else {
 		a.next <- a
 		<-a.turn
 	}
@@ -167,6 +174,9 @@ func (a *growthActor) send(req *http.Request) (*http.Response, error) {
 	a.log = append(a.log, fmt.Sprintf("%s: %s %s %d", a.name, req.Method, req.URL.Path, resp.StatusCode))
 	resp = a.observe(req, resp)
 	a.check(req)
+	if req.Method != http.MethodGet && !a.free.Load() {
+		time.Sleep(a.slow)
+	}
 	return resp, nil
 }
 
@@ -399,6 +409,14 @@ func (a *growthActor) expand(gib int64) error {
 	return err
 }
 
+// create repeats the create of the volume. Only the volume that exists may be answered.
+func (a *growthActor) create() {
+	resp, err := a.service.CreateVolume(a.ctx, coretest.CreateRequest("v"))
+	if err == nil && resp.GetVolume().GetVolumeId() != a.volume {
+		a.broken = fmt.Sprintf("the create answers volume %s", resp.GetVolume().GetVolumeId())
+	}
+}
+
 func (a *growthActor) unpublish(node string) error {
 	_, err := a.service.ControllerUnpublishVolume(
 		a.ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.volume, NodeId: node})
@@ -476,6 +494,13 @@ var growthStories = map[string]func(a *growthActor){
 			a.write()
 		}
 	},
+	"publish slowly": func(a *growthActor) { // see create slowly
+		a.slow = 5 * time.Second
+		if a.publish(a.nodes[0]) == nil {
+			a.published = a.nodes[0]
+			a.write()
+		}
+	},
 	"publish, unpublish": func(a *growthActor) {
 		if a.publish(a.nodes[0]) == nil {
 			a.write()
@@ -510,6 +535,11 @@ var growthStories = map[string]func(a *growthActor){
 		}
 	},
 	"settle": func(a *growthActor) { _ = a.service.SettleNow(a.ctx) },
+	"create": func(a *growthActor) { a.create() },
+	"create slowly": func(a *growthActor) { // the answers of the rack take longer than a look counts
+		a.slow = 5 * time.Second
+		a.create()
+	},
 	"list": func(a *growthActor) {
 		resp, err := a.service.ListVolumes(a.ctx, &csi.ListVolumesRequest{})
 		listed := 0
@@ -828,11 +858,15 @@ func TestExpansionInEveryOrder(t *testing.T) {
 	for _, earlier := range grownBefore() {
 		for _, other := range meetings(
 			"publish", "publish, unpublish", "delete", "snapshot", "clone", "expand more", "settle", "list",
+			"create", "create slowly", "publish slowly",
 		) {
 			t.Run(fmt.Sprintf("%s, grown before %t", other, earlier), func(t *testing.T) {
 				e := explored{stories: []string{"expand", other}, earlier: earlier, fault: growthFault{at: -1}, switches: 2}
-				if !earlier && (other == "publish, unpublish" || other == "delete") {
-					e.switches = 3 // a take-back, or the end of an expansion, has to be interrupted twice
+				switch other {
+				case "publish, unpublish", "delete", "create", "create slowly", "publish slowly":
+					if !earlier {
+						e.switches = 3 // a take-back, a create, or the end of an expansion, has to be interrupted twice
+					}
 				}
 				orders := everyGrowthOrder(e.switches, func(choose func([]string, string) string) { runOrder(t, e, choose) })
 				t.Logf("%d orders", orders)
@@ -846,7 +880,7 @@ func TestExpansionInEveryOrder(t *testing.T) {
 func TestExpansionWhenAControllerEnds(t *testing.T) {
 	for _, earlier := range grownBefore() {
 		for _, other := range meetings(
-			"publish", "", "publish, unpublish", "delete", "snapshot", "clone", "expand more", "settle", "list",
+			"publish", "", "publish, unpublish", "delete", "snapshot", "clone", "expand more", "settle", "list", "create",
 		) {
 			for _, kind := range growthFaults() {
 				t.Run(fmt.Sprintf("%s, %s, grown before %t", other, kind, earlier), func(t *testing.T) {

@@ -317,14 +317,18 @@ func TestExpandWithoutQuota(t *testing.T) {
 // The quota may be used up between the look and the new disk. Then the disk is made again at its old size, or the
 // snapshot stays and every answer names it.
 func TestExpandWhenTheRackFillsUp(t *testing.T) {
-	for _, failures := range []int{1, 2} {
+	for _, failures := range []int{1, 2, 3} {
 		r := newRig(t)
 		id := r.Create(t, "v")
 		for range failures {
 			r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 		}
 		_, err := r.expand(t, id, 3*coretest.GiB)
-		if failures == 1 {
+		switch failures {
+		case 1:
+			coretest.Must(t, err) // another disk of the name was just deleted
+			continue
+		case 2:
 			coretest.WantCode(t, err, codes.OutOfRange)
 			coretest.Must(t, r.Publish(t, id, r.Node(t, "node-a")))
 			continue
@@ -342,7 +346,7 @@ func TestExpandWhenTheRackFillsUp(t *testing.T) {
 		if len(health.GetEntries()) != 1 || health.GetEntries()[0].GetVolumeId() != id {
 			t.Errorf("the health is %v", health)
 		}
-		for range 2 {
+		for range 3 {
 			r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 		}
 		_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -367,7 +371,7 @@ func TestExpandWhenTheRackFillsUp(t *testing.T) {
 func TestListOfAVolumeWithoutADisk(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")
-	for range 2 {
+	for range 3 {
 		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 	}
 	_, err := r.expand(t, id, 3*coretest.GiB)
@@ -390,7 +394,7 @@ func TestListOfAVolumeWithoutADisk(t *testing.T) {
 func TestDeleteVolumeThatIsOnlyASnapshot(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")
-	for range 4 {
+	for range 6 {
 		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 	}
 	_, err := r.expand(t, id, 3*coretest.GiB)
@@ -403,7 +407,7 @@ func TestDeleteVolumeThatIsOnlyASnapshot(t *testing.T) {
 func TestDeleteOfAnotherClustersSnapshot(t *testing.T) {
 	r := newRig(t)
 	id := r.Create(t, "v")
-	for range 2 {
+	for range 3 {
 		r.Inject(t, "disk_create", simtest.FaultStatus, 507)
 	}
 	_, err := r.expand(t, id, 3*coretest.GiB)
@@ -670,13 +674,21 @@ func TestCreateVolumeOfADeletedVolumesName(t *testing.T) {
 	coretest.Must(t, r.Delete(t, id))
 	held.Release()
 	coretest.WantCode(t, <-answered, codes.Aborted)
-	if again := r.Create(t, "v"); again == id {
+	again := r.Create(t, "v")
+	if again == id {
 		t.Error("the deleted volume came back")
 	}
-	coretest.WantCode(t, func() error {
-		_, err := other.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	// The other one cannot tell this disk from one that was made while the volume had no disk.
+	create := func() error {
+		created, err := other.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+		if err == nil && created.GetVolume().GetVolumeId() != again {
+			t.Error("the create has replaced the disk that it found")
+		}
 		return err
-	}(), codes.OK)
+	}
+	coretest.WantCode(t, create(), codes.Aborted, id, "delete that disk if it is unused")
+	coretest.Must(t, r.Delete(t, id))
+	coretest.Must(t, create())
 }
 
 // A repeated expansion to a larger size first finishes the earlier one.
@@ -757,7 +769,7 @@ func TestFailedDeletionDeletesNothingLater(t *testing.T) {
 	created, err := c.CreateVolume(t.Context(), coretest.CreateRequest("v"))
 	coretest.Must(t, err)
 	id, node := created.GetVolume().GetVolumeId(), r.Node(t, "node-a")
-	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultStatus, Status: 507, Count: new(2)})
+	r.inject(t, simtest.Fault{Operation: "disk_create", Kind: simtest.FaultStatus, Status: 507, Count: new(3)})
 	_, err = c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
 	})
@@ -783,4 +795,34 @@ func TestFailedDeletionDeletesNothingLater(t *testing.T) {
 	if _, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
 		t.Errorf("after the sweep: %v", err)
 	}
+}
+
+// A volume is deleted while the record of an earlier expansion is left. Another controller's sweep deletes the record.
+func TestRecordOfADeletedVolumeIsSwept(t *testing.T) {
+	r := newBubbleRig(t)
+	c := r.startController(t, controller.Options{})
+	created, err := c.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+	coretest.Must(t, err)
+	id := created.GetVolume().GetVolumeId()
+	expand := func(bytes int64) error {
+		_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+			VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
+		})
+		return err
+	}
+	coretest.Must(t, expand(2*coretest.GiB))
+	r.inject(t, simtest.Fault{ // the intent is deleted, and then not the decision
+		Operation: "anti_affinity_group_delete", Kind: simtest.FaultStatus, Status: 503, Skip: 1, Count: new(1),
+	})
+	if expand(3*coretest.GiB) == nil {
+		t.Fatal("the record is deleted")
+	}
+	coretest.Must(t, expand(4*coretest.GiB))
+	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	coretest.Must(t, err)
+	if left := r.records(t, "csi-grown-"); len(left) != 1 {
+		t.Fatalf("the records are %v, and that of the second expansion should be left", left)
+	}
+	coretest.Must(t, r.startController(t, controller.Options{}).SettleNow(t.Context()))
+	r.wantNothingLeft(t)
 }

@@ -335,16 +335,13 @@ func listPage[T, E any, P interface {
 		return nil, "", err
 	}
 	maxEntries := int(req.GetMaxEntries())
-	var last, lastPage string
-	bytes := 0
+	last, lastPage, bytes := "", "", 0
 	for _, client := range c.racks.all[firstRack:] {
 		rc := c.forRack(client)
 		project, err := client.ProjectID(ctx)
 		if err != nil {
 			return nil, "", retryableIfUnknown(
-				ctx,
-				fmt.Errorf("the list would be incomplete without rack %q: %w", client.Name(), err),
-			)
+				ctx, fmt.Errorf("the list would be incomplete without rack %q: %w", client.Name(), err))
 		}
 		empty := true
 		wanted := 0 // all
@@ -357,12 +354,8 @@ func listPage[T, E any, P interface {
 			}
 			if of := projectOf(listed.Value); of != project {
 				return nil, "", rpc.Unavailable(
-					"rack %q answers for project %s, but project %q had the ID %s before: check its host, token and project",
-					client.Name(),
-					of,
-					client.ProjectName(),
-					project,
-				)
+					"rack %q shows project %s, but project %q had the ID %s before: check its host, token and project",
+					client.Name(), of, client.ProjectName(), project)
 			}
 			empty = false
 			entry := toEntry(rc, listed.Value)

@@ -7,11 +7,13 @@ package controller_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -137,4 +139,117 @@ func TestExpansionRefusesAnotherSnapshot(t *testing.T) {
 			coretest.WantSame(t, r.Disk(t, id), before)
 		})
 	}
+}
+
+// carriedOut answers 503 to the first requests with this end of the path, after the rack has carried them out.
+func carriedOut(end string, count int32) func(http.Handler) http.Handler {
+	var left atomic.Int32
+	left.Store(count)
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if !strings.HasSuffix(req.URL.Path, end) || left.Add(-1) < 0 {
+				next.ServeHTTP(w, req)
+				return
+			}
+			next.ServeHTTP(httptest.NewRecorder(), req)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = w.Write([]byte(`{"error_code":"ServiceNotAvailable","message":"Service Unavailable","request_id":"x"}`))
+		})
+	}
+}
+
+// A rack can answer 503 to an attach or a detach, and carry it out. The call, or its repetition, sees that it is done.
+func TestAttachAndDetachCarriedOutDespiteA503(t *testing.T) {
+	for name, newRig := range map[string]func(*testing.T, ...func(*coretest.Options)) *rig{
+		"at once": newRig, "planned": newRestartRig,
+	} {
+		for _, count := range []int32{1, 20} { // 20 is more than one call sends
+			t.Run(fmt.Sprint(name, " ", count), func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				id, node := r.Create(t, "v"), r.Node(t, "node-a")
+				coretest.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+				r.Crash()
+				attaching := r.behind(t, carriedOut("/disks/attach", count))
+				if err := attaching.Publish(t, id, node); err != nil {
+					coretest.WantCode(t, err, codes.Unavailable)
+					coretest.Must(t, attaching.Publish(t, id, node))
+				}
+				if holder := r.Holder(t, id); holder != node {
+					t.Errorf("published, and the disk is on %q", holder)
+				}
+				attaching.Crash()
+				detaching := r.behind(t, carriedOut("/disks/detach", count))
+				if err := detaching.Unpublish(t, id, node); err != nil {
+					coretest.WantCode(t, err, codes.Unavailable)
+					coretest.Must(t, detaching.Unpublish(t, id, node))
+				}
+				if holder := r.Holder(t, id); holder != "" {
+					t.Errorf("unpublished, and the disk is on %q", holder)
+				}
+			})
+		}
+	}
+}
+
+// A disk shows creating for a while. No call reports its volume before the rack has made it, and a repeated create
+// makes no second disk.
+func TestCreateOfADiskThatShowsCreating(t *testing.T) {
+	r := newRig(t, func(o *coretest.Options) { o.Rack.CreatingMS = 1500 })
+	type made struct {
+		id  string
+		err error
+	}
+	results := make(chan made, 3)
+	for range cap(results) {
+		go func() {
+			created, err := r.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+			results <- made{created.GetVolume().GetVolumeId(), err}
+		}()
+	}
+	id := ""
+	for range cap(results) {
+		got := <-results
+		if got.err != nil {
+			coretest.WantCode(t, got.err, codes.Aborted)
+			continue
+		}
+		if state := r.Disk(t, got.id).State.State(); state != "detached" || id != "" && got.id != id {
+			t.Errorf("volume %s, after %q, whose disk is %s", got.id, id, state)
+		}
+		id = got.id
+	}
+	coretest.Must(t, r.Publish(t, id, r.Node(t, "node-a")))
+	if got := r.Volumes(t); len(got) != 1 {
+		t.Errorf("volumes: %v", got)
+	}
+}
+
+// A token can have another role in each project. One that has lost the plugin's project, and can still use another one,
+// makes no volume look deleted. An instance of a project that the token cannot see does not exist for it.
+func TestRolesPerProject(t *testing.T) {
+	r := newRig(t)
+	stranger, err := r.Sim.AddInstance(t.Context(), "stranger", "elsewhere", "running")
+	coretest.Must(t, err)
+	id, node := r.Create(t, "v"), r.Node(t, "node-a")
+	use := func(here, there string) {
+		t.Helper()
+		token, err := r.Sim.NewTokenIn(t.Context(), map[string]string{coretest.Project: here, "elsewhere": there})
+		coretest.Must(t, err)
+		r.Token.Store(token)
+	}
+	use("none", "limited-collaborator")
+	coretest.WantCode(t, r.Delete(t, id), codes.Unavailable, "token", coretest.Project)
+	coretest.WantCode(t, r.Unpublish(t, id, node), codes.Unavailable, "token", coretest.Project)
+	coretest.WantCode(t, r.Publish(t, id, stranger.ID), codes.Unavailable, "token", coretest.Project)
+	use("viewer", "limited-collaborator")
+	coretest.WantCode(t, r.Publish(t, id, node), codes.PermissionDenied, "[RoleTooLow]")
+	use("limited-collaborator", "none")
+	coretest.WantCode(t, r.Publish(t, id, stranger.ID), codes.NotFound, "no such instance")
+	use("limited-collaborator", "viewer")
+	coretest.WantCode(t, r.Publish(t, id, stranger.ID), codes.FailedPrecondition, "different projects")
+	coretest.Must(t, r.Publish(t, id, node))
+	coretest.Must(t, r.Unpublish(t, id, node))
+	coretest.Must(t, r.Delete(t, id))
 }

@@ -63,7 +63,7 @@ func (c rackController) checkOwner(ctx context.Context, what, description, volum
 		return err
 	}
 	return rpc.FailedPrecondition(
-		"%s belongs to cluster %q, this is %q: if that is gone, use oxide-csi volume adopt, else restore a snapshot that was made by hand",
+		"%s belongs to cluster %q, this is %q: if that is gone, use oxide-csi volume adopt, else restore a snapshot that was made manually",
 		what,
 		owner,
 		c.cluster,

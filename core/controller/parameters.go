@@ -119,24 +119,14 @@ func CheckParameters(given map[string]string, fsType string, mountFlags []string
 func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability) error {
 	switch key {
 	case rpc.KeyBlockSize:
-		switch value {
-		case "512", "2048", "4096":
-			p.blockSize, _ = strconv.ParseInt(value, 10, 64) // cannot fail
-			return nil
-		}
-		return rpc.InvalidArgument("parameter %s: %q is not one of 512, 2048, 4096", key, value)
+		p.blockSize, _ = strconv.ParseInt(value, 10, 64) // cannot fail for one of these
+		return oneOf(key, value, "512", "2048", "4096")
 	case rpc.ParameterDiskType:
-		if value != diskTypeDistributed && value != diskTypeLocal {
-			return rpc.InvalidArgument("parameter %s: %q is not one of %s, %s", key, value, diskTypeDistributed, diskTypeLocal)
-		}
 		p.diskType = value
-		return nil
+		return oneOf(key, value, diskTypeDistributed, diskTypeLocal)
 	case rpc.KeyReadOnly:
-		if value != "true" && value != "false" {
-			return rpc.InvalidArgument("parameter %s: %q is not one of true, false", key, value)
-		}
 		p.readOnly = value == "true"
-		return nil
+		return oneOf(key, value, "true", "false")
 	case rpc.KeyEncryption:
 		if value != rpc.EncryptionLUKS2 {
 			return rpc.InvalidArgument("parameter %s: %q is not %s", key, value, rpc.EncryptionLUKS2)
@@ -165,6 +155,14 @@ func (p *parameters) set(key, value string, capabilities []*csi.VolumeCapability
 	}
 	p.nodeParameters[key] = value
 	return nil
+}
+
+// oneOf rejects a value that is not one of those that the parameter has.
+func oneOf(key, value string, known ...string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return rpc.InvalidArgument("parameter %s: %q is not one of %s", key, value, strings.Join(known, ", "))
 }
 
 var knownParameters = []string{

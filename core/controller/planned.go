@@ -87,7 +87,7 @@ func (c *Service) RetireRestarts(ctx context.Context) {
 // CleanUpRestarts removes the traces of attach mode restart on a rack, for a controller in attach mode hot. This
 // controller cannot ask a guest whether it is shutting down, so it waits for the options' HaltTimeout instead.
 func (c *Service) CleanUpRestarts(ctx context.Context, client *rack.Client, opts restart.Options) {
-	opts.Policy, opts.Shutdown = restart.Plan, restart.Hard
+	opts.Shutdown, opts.MaxDown = restart.Hard, 0
 	c.newEngine(client, opts).CleanUp(ctx)
 }
 
@@ -222,15 +222,8 @@ func (c rackController) reportWait(ctx context.Context, disk rack.Disk, why stri
 	defer cancel()
 	report := orchestrator.Report{Event: orchestrator.EventWaitsForRestart, Message: why}
 	if err := c.claims.ReportClaim(ctx, volume, claim, report); err != nil {
-		c.log.Warn(
-			"could not deliver a report about a claim",
-			"volume_id",
-			disk.VolumeID,
-			"claim",
-			claim,
-			"error",
-			err.Error(),
-		)
+		c.log.Warn("could not deliver a report about a claim", "volume_id", disk.VolumeID, "claim", claim,
+			"error", err.Error())
 	}
 }
 
@@ -324,11 +317,17 @@ func (c rackController) detachIfDeferred(ctx context.Context, disk rack.Disk) (r
 // condition of the claim, and a waiting volume is healthy. With a volume ID, only the restarts that concern that volume
 // are sent.
 func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
-	if c.engines == nil || !asked(ctx, rpc.MetadataAskRestarts) {
+	if !asked(ctx, rpc.MetadataAskRestarts) {
 		return nil
 	}
-	all := []restart.Restart{}
+	all := []rpc.Restart{}
+	if c.engines == nil {
+		all = c.refusals.report()
+	}
 	for _, client := range c.racks.all {
+		if c.engines[client] == nil {
+			continue
+		}
 		restarts, err := c.engines[client].Report(ctx)
 		if err != nil {
 			return fmt.Errorf("list planned restarts on rack %q: %w", client.Name(), err)
@@ -336,7 +335,10 @@ func (c *Service) sendRestarts(ctx context.Context, volumeID string) error {
 		all = append(all, restarts...)
 	}
 	if volumeID != "" {
-		all = slices.DeleteFunc(all, func(r restart.Restart) bool { return !r.Concerns(volumeID) })
+		all = slices.DeleteFunc(all, func(r rpc.Restart) bool { return !r.Concerns(volumeID) })
+	}
+	if c.engines == nil && len(all) == 0 {
+		return nil // a rack with hot-plug needs no restarts
 	}
 	return setHeader(ctx, rpc.MetadataRestarts, all)
 }

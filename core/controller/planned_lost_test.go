@@ -121,7 +121,7 @@ func TestPlannedLostNodeFreesItsSlot(t *testing.T) {
 					rig: r, lost: lost, lostFrom: test.lostFrom, reach: test.reach, asked: map[string]string{},
 				}
 				c := r.startController(t, controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
-					Policy: restart.Allow, Shutdown: restart.Guest, Requester: o, MaxDown: 1, HaltTimeout: 10 * time.Minute,
+					Shutdown: restart.Guest, Requester: o, MaxDown: 1, HaltTimeout: 10 * time.Minute,
 				}}})
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

@@ -31,7 +31,7 @@ import (
 
 // reported returns the restarts that a controller reports on request, for one volume or for all. It is nil without a
 // report.
-func (r *rig) reported(t *testing.T, volumeID string) []restart.Restart {
+func (r *rig) reported(t *testing.T, volumeID string) []rpc.Restart {
 	t.Helper()
 	ctx := grpcmetadata.AppendToOutgoingContext(t.Context(), rpc.MetadataAskRestarts, "yes")
 	var header grpcmetadata.MD
@@ -42,7 +42,7 @@ func (r *rig) reported(t *testing.T, volumeID string) []restart.Restart {
 		_, err = r.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volumeID}, grpc.Header(&header))
 	}
 	r.Must(t, err)
-	var restarts []restart.Restart
+	var restarts []rpc.Restart
 	for _, text := range header.Get(rpc.MetadataRestarts) {
 		r.Must(t, json.Unmarshal([]byte(text), &restarts))
 	}
@@ -50,9 +50,9 @@ func (r *rig) reported(t *testing.T, volumeID string) []restart.Restart {
 }
 
 // waitForReport waits until the restart of a node for a volume is reported with this reason, and returns it.
-func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.Reason) restart.Restart {
+func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason rpc.RestartReason) rpc.Restart {
 	t.Helper()
-	var found restart.Restart
+	var found rpc.Restart
 	await.Eventually(t, "the restart is reported as "+string(reason), func() bool {
 		for _, one := range r.reported(t, volumeID) {
 			if one.InstanceID == node && one.Reason == reason {
@@ -65,7 +65,7 @@ func (r *rig) waitForReport(t *testing.T, volumeID, node string, reason restart.
 	return found
 }
 
-func disksOf(pending []restart.PendingAttach) (ids []string) {
+func disksOf(pending []rpc.PendingAttach) (ids []string) {
 	for _, one := range pending {
 		ids = append(ids, one.VolumeID)
 	}
@@ -125,23 +125,22 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*coretest.Options)
-		reason restart.Reason
+		reason rpc.RestartReason
 		says   string
 	}{
-		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, restart.ReasonWindow, "1h"},
-		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, restart.ReasonCoolDown, "left alone until"},
-		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = inAnHour }, restart.ReasonHours, "the next time in --restart-hours"},
-		{"attach mode plan", func(o *coretest.Options) { o.Restarts.Policy = restart.Plan }, restart.ReasonPolicy, "--attach-mode=plan"},
+		{"the window", func(o *coretest.Options) { o.Restarts.Window = time.Hour }, rpc.ReasonWindow, "1h"},
+		{"the cool-down", func(o *coretest.Options) { o.Restarts.CoolDown = time.Hour }, rpc.ReasonCoolDown, "wait until"},
+		{"the hours", func(o *coretest.Options) { o.Restarts.NextStart = inAnHour }, rpc.ReasonHours, "the next time in --restart-hours"},
 		{"the own instance is unknown", func(o *coretest.Options) {
 			o.Restarts.Self = func() (string, bool) { return "", false }
-		}, restart.ReasonSelf, "does not know yet"},
+		}, rpc.ReasonSelf, "does not know yet"},
 		{"the refusal of the node", func(o *coretest.Options) {
 			refuse := fixedReply{newGuests(), orchestrator.RestartReply{State: orchestrator.RestartRefused, Reason: "graceful node shutdown is on"}}
 			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.CoolDown = restart.Guest, refuse, time.Second
-		}, restart.ReasonRefused, "graceful node shutdown is on; next attempt after"},
+		}, rpc.ReasonRefused, "graceful node shutdown is on; next try after"},
 		{"a guest that hangs", func(o *coretest.Options) {
 			o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.HaltTimeout = restart.Guest, hangingGuests(), time.Millisecond
-		}, restart.ReasonUnderWay, "has not halted"},
+		}, rpc.ReasonUnderWay, "has not halted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -152,7 +151,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 			if err := r.Publish(t, volume, node); status.Code(err) != codes.FailedPrecondition {
 				t.Fatal(err)
 			}
-			var got restart.Restart
+			var got rpc.Restart
 			await.Eventually(t, "the report says what the volume waits for", func() bool {
 				got = r.waitForReport(t, volume, node, test.reason)
 				return strings.Contains(got.Message, test.says)
@@ -162,7 +161,7 @@ func TestPlannedReportSaysWhyNothingStarts(t *testing.T) {
 				len(got.Detach) > 0 {
 				t.Errorf("reported %+v", got)
 			}
-			if got.Since.Before(before) || (got.ID != "") != (test.reason == restart.ReasonUnderWay) {
+			if got.Since.Before(before) || (got.ID != "") != (test.reason == rpc.ReasonUnderWay) {
 				t.Errorf("reported %+v", got)
 			}
 			if diff := cmp.Diff([]string{volume}, disksOf(r.waitForReport(t, "", node, test.reason).Attach)); diff != "" {
@@ -232,7 +231,7 @@ func TestPlannedReportOfMovingVolume(t *testing.T) {
 	r.Must(t, r.Unpublish(t, moving, from))
 	for _, controller := range []*rig{r, other} {
 		still := controller.waitForReport(t, moving, from, "")
-		if !cmp.Equal(still, restart.Restart{InstanceID: from, Detach: []string{moving}}) {
+		if !cmp.Equal(still, rpc.Restart{InstanceID: from, Detach: []string{moving}}) {
 			t.Errorf("reported for the unpublished disk: %+v", still)
 		}
 	}
@@ -243,7 +242,7 @@ func TestPlannedReportOfMovingVolume(t *testing.T) {
 		t,
 		moving,
 		from,
-		restart.ReasonHours,
+		rpc.ReasonHours,
 	); !cmp.Equal(first.Detach, []string{moving}) ||
 		len(first.Attach) > 0 {
 		t.Errorf("reported for the instance that has the disk: %+v", first)
@@ -278,9 +277,9 @@ func TestPlannedReportOfAnotherController(t *testing.T) {
 	if err := r.Publish(t, first, a); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	mine := r.waitForReport(t, first, a, restart.ReasonUnderWay)
+	mine := r.waitForReport(t, first, a, rpc.ReasonUnderWay)
 	other := r.again(t)
-	theirs := other.waitForReport(t, first, a, restart.ReasonUnderWay)
+	theirs := other.waitForReport(t, first, a, rpc.ReasonUnderWay)
 	if mine.ID == "" || theirs.ID != mine.ID || !cmp.Equal(disksOf(theirs.Attach), []string{first}) ||
 		!strings.Contains(theirs.Message, "another controller") {
 		t.Errorf("one reports %+v, the other %+v", mine, theirs)
@@ -292,7 +291,7 @@ func TestPlannedReportOfAnotherController(t *testing.T) {
 		t,
 		second,
 		b,
-		restart.ReasonOthers,
+		rpc.ReasonOthers,
 	); !strings.Contains(
 		waits.Message,
 		"--restart-max-down",
@@ -315,7 +314,7 @@ func TestPlannedReportOfAttachedVolume(t *testing.T) {
 	if err := r.Publish(t, second, b); status.Code(err) != codes.FailedPrecondition {
 		t.Fatal(err)
 	}
-	r.waitForReport(t, second, b, restart.ReasonUnderWay)
+	r.waitForReport(t, second, b, rpc.ReasonUnderWay)
 	await.Eventually(t, "the other restart is over", func() bool {
 		for _, one := range r.reported(t, first) {
 			if one.InstanceID != a || one.Reason != "" || !strings.Contains(one.Attach[0].Problem, "repeat the request") {
@@ -326,10 +325,11 @@ func TestPlannedReportOfAttachedVolume(t *testing.T) {
 	})
 }
 
-// An orchestrator does not request a report and gets none. In attach mode hot there is nothing to report.
+// An orchestrator does not request a report and gets none. In attach mode hot there is nothing to report on a rack with
+// hot-plug.
 func TestPlannedReportOnlyOnRequest(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
+	r := newRestartRig(t)
 	var header grpcmetadata.MD
 	_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{}, grpc.Header(&header))
 	r.Must(t, err)
@@ -351,7 +351,7 @@ func TestPlannedMetricsAndLog(t *testing.T) {
 	m := metrics.New(metrics.Process{Driver: rpc.PluginName, Version: "test", Mode: "controller"})
 	log := &simtest.Output{}
 	r := newRestartRig(t, func(o *coretest.Options) {
-		o.Restarts.Policy, o.Metrics, o.Log = restart.Plan, m, log
+		o.Restarts.NextStart, o.Metrics, o.Log = inAnHour, m, log
 	})
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
@@ -361,21 +361,60 @@ func TestPlannedMetricsAndLog(t *testing.T) {
 	waiting := func(reason string) float64 {
 		return metricstest.Read(t, metricstest.Page(m))[`oxide_csi_restart_instances_waiting{rack="default",reason="`+reason+`"}`]
 	}
-	await.Eventually(t, "the instance is counted", func() bool { return waiting("policy") == 1 })
+	await.Eventually(t, "the instance is counted", func() bool { return waiting("hours") == 1 })
 	samples := metricstest.Read(t, metricstest.Page(m))
 	if samples[`oxide_csi_restart_volumes_waiting{rack="default"}`] != 1 ||
 		samples[`oxide_csi_restarts_in_flight{rack="default"}`] != 0 {
 		t.Errorf("metrics: %v", samples.Matching("oxide_csi_restart"))
 	}
 	r.Must(t, r.Unpublish(t, volume, node))
-	await.Eventually(t, "the instance is no longer counted", func() bool { return waiting("policy") == 0 })
+	await.Eventually(t, "the instance is no longer counted", func() bool { return waiting("hours") == 0 })
 	var lines []string
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(line, "restart needed") && strings.Contains(line, "reason=policy") {
+		if strings.Contains(line, "restart needed") && strings.Contains(line, "reason=hours") {
 			lines = append(lines, line)
 		}
 	}
 	if len(lines) != 1 || !strings.Contains(lines[0], node) || !strings.Contains(lines[0], volume) {
 		t.Errorf("logged %d times: %v", len(lines), lines)
+	}
+}
+
+// In attach mode hot nothing is restarted. The report says which instances must be stopped for which volumes, until the
+// rack has done it or the orchestrator wants it no more.
+func TestHotReportsWhatWaitsForAStop(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *coretest.Options) { o.Rack.Hotplug = false })
+	node := r.Node(t, "node-a")
+	there, wanted, other := r.Create(t, "there"), r.Create(t, "wanted"), r.Create(t, "other")
+	r.stop(t, node)
+	r.Must(t, r.Publish(t, there, node))
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "running"))
+	before := time.Now()
+	for _, err := range []error{r.Publish(t, wanted, node), r.Publish(t, wanted, node), r.Unpublish(t, there, node)} {
+		coretest.WantCode(t, err, codes.FailedPrecondition, "[RackHasNoHotplug]")
+	}
+	all := r.reported(t, "")
+	if len(all) != 1 || all[0].InstanceID != node || all[0].Reason != rpc.ReasonManual ||
+		!strings.Contains(all[0].Message, "--attach-mode=hot") || all[0].Since.Before(before) ||
+		!cmp.Equal(disksOf(all[0].Attach), []string{wanted}) || !cmp.Equal(all[0].Detach, []string{there}) ||
+		!all[0].Attach[0].LastRequested.After(all[0].Attach[0].Since) {
+		t.Fatalf("reported %+v", all)
+	}
+	if got := r.reported(t, other); got != nil {
+		t.Errorf("reported for a volume that does not wait: %+v", got)
+	}
+	r.stop(t, node)
+	await.Eventually(t, "the disks are changed", func() bool {
+		return r.Publish(t, wanted, node) == nil && r.Unpublish(t, there, node) == nil
+	})
+	if got := r.reported(t, ""); got != nil {
+		t.Errorf("reported after the stop: %+v", got)
+	}
+	r.Must(t, r.Sim.SetRunState(t.Context(), node, "running"))
+	coretest.WantCode(t, r.Publish(t, there, node), codes.FailedPrecondition, "[RackHasNoHotplug]")
+	r.Must(t, r.Unpublish(t, there, node))
+	if got := r.reported(t, ""); got != nil {
+		t.Errorf("reported although nobody wants the disk there any more: %+v", got)
 	}
 }

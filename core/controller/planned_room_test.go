@@ -64,7 +64,7 @@ func TestPlannedAttachAtOnceKeepsTheLimit(t *testing.T) {
 			}
 		}
 		c = r.startController(t, controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
-			Policy: restart.Allow, Shutdown: restart.Hard, MaxDown: 1,
+			Shutdown: restart.Hard, MaxDown: 1,
 		}}})
 		for _, name := range []string{"first", "second"} {
 			created, err := c.CreateVolume(ctx, coretest.CreateRequest(name))
@@ -106,7 +106,7 @@ func TestPlannedRestartEndsUnderOverload(t *testing.T) {
 			<-turn
 		}
 		c := r.startController(t, controller.Options{Restarts: &controller.PlannedRestarts{Options: restart.Options{
-			Policy: restart.Allow, Shutdown: restart.Hard, MaxDown: 1,
+			Shutdown: restart.Hard, MaxDown: 1,
 		}}})
 		created, err := c.CreateVolume(ctx, coretest.CreateRequest("v"))
 		r.Must(t, err)

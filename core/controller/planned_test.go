@@ -7,10 +7,8 @@ package controller_test
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,7 +42,6 @@ func newRestartRig(t *testing.T, change ...func(*coretest.Options)) *rig {
 		o.Rack.Hotplug = false
 		o.Rack.Instances = []string{"node-a", "node-b", "node-c"}
 		o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
-			Policy:      restart.Allow,
 			Shutdown:    restart.Hard,
 			Window:      100 * time.Millisecond,
 			MaxDown:     1,
@@ -598,24 +595,6 @@ func TestPlannedRollOutRestartsEachNodeOnce(t *testing.T) {
 	r.wantRestarts(t, 3)
 }
 
-// In attach mode plan nothing is restarted, and a volume is attached once its instance is stopped.
-func TestPlannedModePlanRestartsNothing(t *testing.T) {
-	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy = restart.Plan })
-	node := r.Node(t, "node-a")
-	volume := r.Create(t, "v")
-	await.Eventually(t, "the error says why nothing is restarted", func() bool {
-		err := r.Publish(t, volume, node)
-		if status.Code(err) != codes.FailedPrecondition {
-			t.Fatal(err)
-		}
-		return strings.Contains(err.Error(), "--attach-mode=plan")
-	})
-	r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-	r.published(t, volume, node)
-	r.wantRestarts(t, 0)
-}
-
 // With --restart-wait a publish waits for the restart.
 func TestPlannedPublishWaitsForTheRestart(t *testing.T) {
 	t.Parallel()
@@ -947,13 +926,13 @@ func TestPlannedSweepOfDeletedDisks(t *testing.T) {
 	})
 }
 
-// The RPCs make the calls to the rack that docs/reference/api-calls.md lists.
+// The RPCs make the calls to the rack that docs/explanation/controller.md lists.
 func TestPlannedAPICalls(t *testing.T) {
 	t.Parallel()
 	r := newRestartRig(t, func(o *coretest.Options) { o.Unplanned = true }) // only the RPCs' own calls are counted
 	node := r.Node(t, "node-a")
 	volume := r.Create(t, "v")
-	page, err := os.ReadFile("../../docs/reference/api-calls.md")
+	page, err := os.ReadFile("../../docs/explanation/controller.md")
 	r.Must(t, err)
 	says := func(what string, call func() error, want codes.Code) {
 		t.Helper()
@@ -963,12 +942,8 @@ func TestPlannedAPICalls(t *testing.T) {
 		}
 		calls, err := r.Sim.Calls(t.Context())
 		r.Must(t, err)
-		var counts []string
-		for _, operation := range slices.Sorted(maps.Keys(calls.Counts)) {
-			counts = append(counts, fmt.Sprintf("%s %d", operation, calls.Counts[operation]))
-		}
-		if line := fmt.Sprintf("| %s | %s |", what, strings.Join(counts, ", ")); !strings.Contains(string(page), line) {
-			t.Errorf("docs/reference/api-calls.md lacks the line\n%s", line)
+		if line := fmt.Sprintf("| %s | %s |", what, listed(calls.Counts)); !strings.Contains(string(page), line) {
+			t.Errorf("docs/explanation/controller.md lacks the line\n%s", line)
 		}
 	}
 	publish := func() error { return r.Publish(t, volume, node) }

@@ -6,6 +6,7 @@ package controller_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/http"
 	"slices"
@@ -119,9 +120,9 @@ func TestPlannedDeleteOnStopped(t *testing.T) {
 // Volumes move between instances that their owner has stopped, without any restart.
 func TestPlannedMoveOnStopped(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []restart.Policy{restart.Plan, restart.Allow} {
-		t.Run(string(policy), func(t *testing.T) {
-			r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Policy, o.Restarts.CoolDown = policy, time.Hour })
+	for name, nextStart := range map[string]func(time.Time) time.Time{"at any time": nil, "not now": inAnHour} {
+		t.Run(name, func(t *testing.T) {
+			r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.NextStart, o.Restarts.CoolDown = nextStart, time.Hour })
 			from, to := r.Node(t, "node-a"), r.Node(t, "node-b")
 			volume := r.unpublishedOn(t, "v", from)
 			r.stop(t, from)
@@ -138,7 +139,7 @@ func TestPlannedMoveOnStopped(t *testing.T) {
 func TestPlannedHandoverRespectsTheReceiver(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*restart.Options, string){
-		"plan":         func(o *restart.Options, _ string) { o.Policy = restart.Plan },
+		"hot":          func(o *restart.Options, _ string) { o.MaxDown = 0 },
 		"closed":       func(o *restart.Options, _ string) { o.NextStart = inAnHour },
 		"self unknown": func(o *restart.Options, _ string) { o.Self = func() (string, bool) { return "", false } },
 	} {
@@ -374,6 +375,7 @@ func TestPlannedInstanceDeleted(t *testing.T) {
 	volume := r.Create(t, "v")
 	_, err := r.Sim.Inject(t.Context(), simtest.Fault{
 		Operation: "instance_start", Kind: simtest.FaultStatus, Status: http.StatusServiceUnavailable,
+		Count: new(0),
 	})
 	r.Must(t, err)
 	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
@@ -663,13 +665,13 @@ func TestPlannedUnpublishEndsTheRequest(t *testing.T) {
 // is gRPC's.
 func TestPlannedWaitEndsBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
-	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Wait, o.Restarts.Policy = time.Minute, restart.Plan })
+	r := newRestartRig(t, func(o *coretest.Options) { o.Restarts.Wait, o.Restarts.NextStart = time.Minute, inAnHour })
 	volume, node := r.Create(t, "v"), r.Node(t, "node-a")
 	_, err := r.ControllerPublishVolume(
 		coretest.WithTimeout(t, 3*time.Second),
 		&csi.ControllerPublishVolumeRequest{VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter()},
 	)
-	coretest.WantCode(t, err, codes.FailedPrecondition, "--attach-mode=plan")
+	coretest.WantCode(t, err, codes.FailedPrecondition, "--restart-hours")
 }
 
 // If the rack has no room for the instance, the start is retried, and the problem is reported.
@@ -751,4 +753,278 @@ func TestPlannedOnSeveralRacks(t *testing.T) {
 	if _, err := both.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a list without one of the racks: %v", err)
 	}
+}
+
+// A rack with the hot-plug of the prototype shows a disk as attached and fails to plug it in. The volume is not
+// published before the guest has the disk: one planned restart gives it to the guest. Another controller finds that out
+// from the rack.
+func TestPlannedDiskWithoutADevice(t *testing.T) {
+	t.Parallel()
+	for name, restarted := range map[string]bool{"one controller": false, "a restarted controller": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testDiskWithoutADevice(t, restarted)
+		})
+	}
+}
+
+func testDiskWithoutADevice(t *testing.T, restarted bool) {
+	t.Helper()
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Rack.AttachFirst, o.Rack.NoUnplug = true, true
+		o.Rack.PlugFails = 1
+	})
+	node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+	coretest.WantCode(
+		t, r.Publish(t, volume, node), codes.FailedPrecondition, "failed to give it to the guest", "[RestartPlanned]")
+	if got := r.Holder(t, volume); got != node {
+		t.Fatalf("the disk is on %q", got)
+	}
+	if restarted {
+		r.Crash()
+		r = r.again(t)
+		coretest.WantCode(
+			t, r.Publish(t, volume, node), codes.FailedPrecondition, "failed to give it to the guest", "[RestartPlanned]")
+	}
+	for end := time.Now().Add(20 * time.Second); r.Publish(t, volume, node) != nil; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no restart gives the disk to the guest")
+		}
+	}
+	r.restartsDone(t)
+	r.wantRestarts(t, 1)
+	// A disk that the guest gets costs no restart.
+	r.Must(t, r.Publish(t, r.Create(t, "second"), node))
+	r.wantRestarts(t, 1)
+	// This rack does not unplug: the detach waits for a restart, and none is made for it alone.
+	r.Must(t, r.Unpublish(t, volume, node))
+	if got := r.Holder(t, volume); got != node {
+		t.Errorf("the disk is on %q", got)
+	}
+	r.wantRestarts(t, 1)
+}
+
+// On a rack that plugs and does not unplug, a volume that moves costs one restart, of the instance that it leaves.
+func TestPlannedMoveOnARackThatDoesNotUnplug(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Rack.AttachFirst, o.Rack.NoUnplug = true, true
+		o.Restarts.Wait = 0 // the orchestrator is slower than the engine
+	})
+	from, to, volume := r.Node(t, "node-a"), r.Node(t, "node-b"), r.Create(t, "v")
+	r.Must(t, r.Publish(t, volume, from))
+	r.Must(t, r.Unpublish(t, volume, from))
+	coretest.WantCode(t, r.Publish(t, volume, to), codes.FailedPrecondition, "[RestartPlanned]", from)
+	await.Eventually(t, "the disk is free", func() bool { return r.Holder(t, volume) == "" })
+	r.restartsDone(t)
+	time.Sleep(20 * r.Options.Restarts.Idle) // in which nothing is restarted for it
+	r.Must(t, r.Publish(t, volume, to))
+	r.wantRestarts(t, 1)
+	if got := r.records(t, "csi-"); len(got) > 0 {
+		t.Errorf("records are left: %v", got)
+	}
+}
+
+// Attach mode hot says what waits on such a rack, and what ends it.
+func TestDetachOnARackThatDoesNotUnplug(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *coretest.Options) { o.Rack.AttachFirst, o.Rack.NoUnplug = true, true })
+	node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+	r.Must(t, r.Publish(t, volume, node))
+	coretest.WantCode(t, r.Unpublish(t, volume, node), codes.FailedPrecondition, "cannot detach disk "+volume,
+		"this rack detaches disks only while the instance is stopped", "[RackHasNoHotplug]")
+	coretest.WantCode(t, r.Publish(t, volume, r.Node(t, "node-b")), codes.FailedPrecondition)
+	r.stop(t, node)
+	await.Eventually(t, "the disk is detached", func() bool { return r.Unpublish(t, volume, node) == nil })
+	r.Must(t, r.Publish(t, volume, r.Node(t, "node-b")))
+}
+
+// An instance that runs since before the rack could hot-plug needs one restart.
+func TestPlannedInstanceOlderThanHotplug(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t)
+	node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{Hotplug: "attach-first"}))
+	coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition, "[RestartPlanned]")
+	r.published(t, volume, node)
+	r.restartsDone(t)
+	r.Must(t, r.Publish(t, r.Create(t, "second"), node))
+	r.wantRestarts(t, 1)
+}
+
+// A start that the rack refuses for the quota shows starting first, and may leave the instance failed. The engine goes
+// on until the instance runs.
+func TestPlannedStartIsRefusedForTheQuota(t *testing.T) {
+	t.Parallel()
+	for _, refusal := range []string{"quota", "failed"} {
+		t.Run(refusal, func(t *testing.T) {
+			t.Parallel()
+			r := newRestartRig(t, func(o *coretest.Options) { o.Rack.StartRefusal = refusal })
+			node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+			coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
+			await.Eventually(t, "the rack refuses a start twice", func() bool {
+				_, starts := r.restarts(t)
+				return starts >= 2
+			})
+			r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{StartRefusal: new("")}))
+			r.published(t, volume, node)
+			r.restartsDone(t)
+			if got := r.runState(t, node); got != oxide.InstanceStateRunning {
+				t.Errorf("the instance is %s", got)
+			}
+		})
+	}
+}
+
+// starterTime is how long others start the instance in TestPlannedBesideAStarter.
+var starterTime = flag.Duration("starter", 6*time.Second, "how `long` others start a stopped instance")
+
+// haltingOrchestrator has the node of one instance, whose guest halts as soon as it is asked to.
+type haltingOrchestrator struct {
+	sim      *simtest.Sim
+	instance string
+	halts    atomic.Int64
+
+	mu sync.Mutex
+	// asked is the ID of the last restart, and run since when the instance ran then.
+	asked string
+	run   time.Time
+}
+
+// runsSince returns since when the instance runs. It is zero if the instance does not run.
+func (o *haltingOrchestrator) runsSince(ctx context.Context) (time.Time, error) {
+	list, err := o.sim.ListInstances(ctx)
+	for _, i := range list {
+		if i.ID == o.instance && i.RunState == rack.Running {
+			return i.RunStateUpdated, nil
+		}
+	}
+	return time.Time{}, err
+}
+
+func (o *haltingOrchestrator) Request(ctx context.Context, _, id string) (err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.asked == id {
+		return nil
+	}
+	if o.run, err = o.runsSince(ctx); err != nil {
+		return err
+	}
+	o.asked = id
+	o.halts.Add(1)
+	return o.sim.Halt(ctx, o.instance)
+}
+
+func (o *haltingOrchestrator) Reply(ctx context.Context, _, id string) (orchestrator.RestartReply, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.asked != id {
+		return orchestrator.RestartReply{}, nil
+	}
+	run, err := o.runsSince(ctx)
+	if !run.IsZero() && !run.Equal(o.run) {
+		return orchestrator.RestartReply{State: orchestrator.RestartBack}, nil
+	}
+	return orchestrator.RestartReply{State: orchestrator.RestartAccepted}, err
+}
+
+func (o *haltingOrchestrator) Withdraw(ctx context.Context, instance, id string) (orchestrator.RestartReply, error) {
+	return o.Reply(ctx, instance, id)
+}
+
+func (*haltingOrchestrator) Forget(context.Context, string, string) error { return nil }
+
+func (*haltingOrchestrator) Report(context.Context, string, orchestrator.Report) error { return nil }
+
+func (*haltingOrchestrator) Drain(context.Context, string, string) ([]string, error) { return nil, nil }
+
+func (*haltingOrchestrator) Undrain(context.Context, string, string) error { return nil }
+
+// Others start the instance as soon as it is stopped, faster than the engine looks. It is stopped once in a cool-down,
+// no reason blames the rack, and the volume is attached after they have left.
+func TestPlannedBesideAStarter(t *testing.T) {
+	for _, shutdown := range []restart.Shutdown{restart.Hard, restart.Guest, restart.Drain} {
+		t.Run(string(shutdown), func(t *testing.T) {
+			t.Parallel()
+			coolDown, guests := max(3*time.Second, *starterTime/5), &haltingOrchestrator{}
+			r := newRestartRig(t, func(o *coretest.Options) {
+				o.Restarts.CoolDown, o.Restarts.Poll = coolDown, 300*time.Millisecond
+				o.Restarts.Shutdown, o.Restarts.Requester, o.Restarts.Drainer = shutdown, guests, guests
+			})
+			node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+			guests.sim, guests.instance = r.Sim, node
+			r.Must(t, r.Sim.Starter(t.Context(), node, time.Millisecond))
+			coretest.WantCode(t, r.Publish(t, volume, node), codes.FailedPrecondition)
+			began, met := time.Now(), 0
+			for ; time.Since(began) < *starterTime; time.Sleep(100 * time.Millisecond) {
+				if r.Publish(t, volume, node) == nil { // it just met the stopped instance
+					met++
+					volume = r.Create(t, fmt.Sprint("v", met))
+				}
+				for _, one := range r.reported(t, volume) {
+					if strings.Contains(one.Message, "operator") || strings.Contains(one.Message, "did not stop") {
+						t.Fatalf("untrue: %+v", one)
+					}
+				}
+			}
+			r.Must(t, r.Sim.Starter(t.Context(), node, 0))
+			left, published := time.Now(), false
+			for ; !published && time.Since(left) < 2*coolDown+10*time.Second; time.Sleep(100 * time.Millisecond) {
+				published = r.Publish(t, volume, node) == nil
+			}
+			hard, starts := r.restarts(t)
+			stops := hard + int(guests.halts.Load())
+			t.Logf("%d stops and %d starts in %s, %d volumes met one, the last was published %s after the others had left",
+				stops, starts, left.Sub(began), met, time.Since(left))
+			if stops > 1+int(time.Since(began)/coolDown) {
+				t.Errorf("%d stops in %s with a cool-down of %s", stops, time.Since(began), coolDown)
+			}
+			if !published || r.Holder(t, volume) != node {
+				t.Errorf("published: %t, the disk is on %q", published, r.Holder(t, volume))
+			}
+		})
+	}
+}
+
+// Many publishes on an instance are repeated at once, and always some of them wait to look at its disks. They do not
+// keep the engine, which has little time with this lease, from attaching the disks and starting the instance.
+func TestPlannedBesideManyPublishes(t *testing.T) {
+	t.Parallel()
+	r := newRestartRig(t, func(o *coretest.Options) {
+		o.Restarts.Lease, o.Restarts.Wait = 12*time.Second, 0
+		o.MaxDisks = 12
+	})
+	node, volumes := r.Node(t, "node-a"), r.createSome(t, 8)
+	r.Must(t, r.Sim.Set(t.Context(), simtest.Settings{LatencyMillis: new(20)}))
+	const limit = 55 * time.Second // after a minute the engine starts the instance without the disks
+	began := time.Now()
+	var publishing sync.WaitGroup
+	for _, volume := range volumes {
+		publishing.Go(func() {
+			published := false
+			for !published && time.Since(began) < limit {
+				published = r.Publish(t, volume, node) == nil
+			}
+		})
+	}
+	publishing.Wait()
+	if took := time.Since(began); took >= limit {
+		t.Errorf("not published within %s", took)
+	}
+	r.restartsDone(t)
+}
+
+// The space of a deleted disk may return after the answer: a create right after it is refused once, and is repeated.
+func TestCreateBeforeTheSpaceReturns(t *testing.T) {
+	r := newRig(t, func(o *coretest.Options) {
+		o.Rack.SpaceBytes, o.Rack.SpaceReturnsMS = coretest.GiB*3, 200 // two boot disks
+	})
+	r.Must(t, r.Delete(t, r.Create(t, "first")))
+	_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("second"))
+	coretest.WantCode(t, err, codes.ResourceExhausted)
+	await.Eventually(t, "the space returns", func() bool {
+		_, err := r.CreateVolume(t.Context(), coretest.CreateRequest("second"))
+		return err == nil
+	})
 }

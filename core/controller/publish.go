@@ -5,14 +5,15 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/detach"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
@@ -68,7 +69,7 @@ func (c *Service) ControllerPublishVolume(
 	if err != nil {
 		return nil, rc.publishError(err) // an expansion may have begun meanwhile
 	}
-	c.refusals.removeVolume(disk.VolumeID)
+	c.refusals.remove(disk.VolumeID, "")
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
@@ -93,7 +94,10 @@ func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, in
 
 // keepAttached publishes a disk that is attached to the instance already. It is for attach mode hot.
 func (c rackController) keepAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	now, err := c.confirmPublished(ctx, disk)
+	now, err := disk, error(nil)
+	if !c.undisturbed(ctx, disk)() {
+		now, err = c.confirmPublished(ctx, disk)
+	}
 	if err == nil && c.detacher.Timed() {
 		// A controller in attach mode restart, of the same rolling update, may have detached it and deleted the record.
 		if now, err = c.rack.Disk(ctx, disk.VolumeID); err == nil {
@@ -124,14 +128,14 @@ func (c rackController) attach(ctx context.Context, disk rack.Disk, instanceID s
 	if err := c.refusals.get(opAttach, disk.VolumeID, instanceID); err != nil {
 		return rack.Disk{}, err
 	}
-	attached, err := c.checkAndAttach(ctx, disk, instanceID)
+	attached, undisturbed, err := c.checkAndAttach(ctx, disk, instanceID)
 	if err == nil {
 		attached, err = c.awaitAttached(ctx, attached, instanceID)
 	}
-	if err == nil {
-		attached, err = c.confirmPublished(ctx, attached)
+	if err != nil || undisturbed {
+		return attached, err
 	}
-	if err != nil {
+	if attached, err = c.confirmPublished(ctx, attached); err != nil {
 		return rack.Disk{}, err
 	}
 	return c.awaitAttached(ctx, attached, instanceID)
@@ -156,34 +160,79 @@ func (c rackController) awaitAttached(ctx context.Context, disk rack.Disk, insta
 	return attached, nil
 }
 
-// lockInstance makes attaches to one instance run one after the other: otherwise two disks could take the last place,
-// or both have one serial. Another replica can still do so (docs/explanation/controller.md).
+// lockInstance keeps all other attaches to an instance away. Another replica can still attach a disk there
+// (docs/explanation/controller.md).
 func (c *Service) lockInstance(ctx context.Context, instanceID string) (release func(), err error) {
-	release, ok := c.instances.Acquire(ctx, instanceID, rpc.WaitBudget(ctx))
+	wait := rpc.WaitBudget(ctx)
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = max(wait, time.Until(deadline)/2) // a tick of an engine has little time, and its instance is down
+	}
+	release, ok := c.attaching.lock(ctx, instanceID, wait)
 	if ok {
 		return release, nil
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("wait for another attach to instance %s: %w", instanceID, err)
-	}
-	return nil, rpc.Aborted("another disk is still being attached to instance %s: retry", instanceID)
+	return nil, attachingError(ctx, instanceID)
 }
 
-// checkAndAttach checks the other disks of the instance and attaches the disk.
-func (c rackController) checkAndAttach(ctx context.Context, disk rack.Disk, instanceID string) (rack.Disk, error) {
+// attachingError is the error of a call that has waited for other attaches to an instance.
+func attachingError(ctx context.Context, instanceID string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("wait for another attach to instance %s: %w", instanceID, err)
+	}
+	return rpc.Aborted("another disk is still being attached to instance %s: retry", instanceID)
+}
+
+// checkAndAttach checks the other disks of the instance and attaches the disk: beside other attaches to the instance if
+// they leave room for it in any case, and alone otherwise ([attaching]).
+func (c rackController) checkAndAttach(
+	ctx context.Context, disk rack.Disk, instanceID string,
+) (attached rack.Disk, undisturbed bool, err error) {
+	leave, ok := c.attaching.join(ctx, instanceID, rpc.WaitBudget(ctx))
+	if !ok {
+		return rack.Disk{}, false, attachingError(ctx, instanceID)
+	}
+	defer leave()
+	disks, err := c.instanceDisks(ctx, instanceID)
+	if err != nil {
+		return rack.Disk{}, false, err
+	}
+	if c.hasRoom(disk, append(c.attaching.reserve(instanceID, disk), disks...)) {
+		return c.attachChecked(ctx, disk, instanceID)
+	}
+	leave()
 	release, err := c.lockInstance(ctx, instanceID)
 	if err != nil {
-		return rack.Disk{}, err
+		return rack.Disk{}, false, err
 	}
 	defer release()
 	if err := c.checkInstanceDisks(ctx, disk, instanceID); err != nil {
-		return rack.Disk{}, err
+		return rack.Disk{}, false, err
 	}
-	attached, err := c.rack.Attach(ctx, disk.ID, instanceID)
+	return c.attachChecked(ctx, disk, instanceID)
+}
+
+// hasRoom reports whether an instance with these disks has room for a disk, and none of them has its serial.
+func (c rackController) hasRoom(disk rack.Disk, disks []rack.Disk) bool {
+	others := map[string]bool{}
+	for _, other := range disks {
+		others[other.VolumeID] = true
+	}
+	delete(others, disk.VolumeID)
+	return len(others) < c.maxDisks && disk.CheckSerial(disks) == nil
+}
+
+// attachChecked attaches a disk for which the instance has room.
+func (c rackController) attachChecked(
+	ctx context.Context, disk rack.Disk, instanceID string,
+) (attached rack.Disk, undisturbed bool, err error) {
+	look := c.undisturbed(ctx, disk)
+	attached, err = c.rack.Attach(ctx, disk.ID, instanceID)
+	undisturbed = look()
 	if err != nil {
-		return c.resolveAttach(ctx, disk, instanceID, err)
+		attached, err = c.resolveAttach(ctx, disk, instanceID, err)
+		return attached, false, err
 	}
-	return attached, nil
+	return attached, undisturbed, nil
 }
 
 // checkAttachable rejects a disk in a state in which it cannot be attached. FAILED_PRECONDITION names the instance to
@@ -326,7 +375,7 @@ func (c rackController) instanceError(ctx context.Context, instanceID string, er
 	if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
 		return unconfirmed
 	}
-	return rpc.NotFound("node_id: rack %q has no such instance: check on which rack the node runs: %w", c.rack.Name(), err)
+	return rpc.NotFound("node_id: rack %q has no such instance: %w: check on which rack the node runs", c.rack.Name(), err)
 }
 
 // resolveAttach looks at the disk and the instance after a failed attach. It returns the disk if it is attached to the
@@ -337,6 +386,9 @@ func (c rackController) resolveAttach(
 	instanceID string,
 	refusal error,
 ) (rack.Disk, error) {
+	if seen, ok := errors.AsType[*rack.Refusal](refusal); ok && seen.Disks != nil {
+		return rack.Disk{}, c.explainRefusal(ctx, disk, seen)
+	}
 	now, err := c.rack.Disk(ctx, disk.VolumeID)
 	if errors.Is(err, rack.ErrNotFound) {
 		if unconfirmed := c.confirmNotFound(ctx); unconfirmed != nil {
@@ -363,42 +415,31 @@ func (c rackController) resolveAttach(
 	if rack.OutcomeUnknown(refusal) || errors.Is(refusal, rack.ErrConflict) || errors.Is(refusal, rack.ErrBusy) {
 		return rack.Disk{}, refusal
 	}
-	return rack.Disk{}, c.explainRefusal(ctx, disk, instanceID, refusal)
+	instance, err := c.instance(ctx, instanceID) // a 404 may be about the instance
+	if err == nil && instance.ProjectID != now.ProjectID {
+		err = projectMismatchError(c.rack, instance, now) // the token may have no right in the other project
+	}
+	return rack.Disk{}, cmp.Or(err, refusal)
 }
 
-// explainRefusal looks at the instance for the reason why the rack does not attach a detached disk to it, and returns
-// the error to answer.
-func (c rackController) explainRefusal(ctx context.Context, disk rack.Disk, instanceID string, refusal error) error {
-	instance, err := c.instance(ctx, instanceID)
-	if err != nil {
-		return err
-	}
+// explainRefusal returns the error to answer if the instance is the reason why the rack does not attach a disk to it.
+func (c rackController) explainRefusal(ctx context.Context, disk rack.Disk, refusal *rack.Refusal) error {
+	instance := refusal.Instance
 	switch {
 	case instance.ProjectID != disk.ProjectID:
 		return projectMismatchError(c.rack, instance, disk)
 	case errors.Is(refusal, rack.ErrFull):
-		c.logRefusal(opAttach, disk.VolumeID, instanceID, refusal)
-		disks, err := c.rack.InstanceDisks(ctx, instanceID)
-		if err != nil {
-			return err
-		}
-		return c.instanceFullError(ctx, instanceID, disks, true)
-	case errors.Is(refusal, rack.ErrNotStopped):
-		return c.refusals.put(
-			opAttach,
-			disk.VolumeID,
-			instanceID,
-			c.notStoppedError(opAttach, disk, instance, refusal),
-		)
+		c.logRefusal(opAttach, disk.VolumeID, instance.ID, refusal)
+		return c.instanceFullError(ctx, instance.ID, refusal.Disks, true)
 	case instance.RunState == rack.Failed:
 		return rpc.FailedPrecondition(
-			"instance %q (%s) has failed, and the rack attaches no disk to a failed instance: start or stop the instance: %w",
+			"instance %q (%s) has failed, and the rack attaches no disk to a failed instance: %w: start or stop the instance",
 			instance.Name,
 			instance.ID,
 			refusal,
 		)
 	}
-	return refusal
+	return c.refusals.put(opAttach, disk.VolumeID, instance.ID, c.notStoppedError(opAttach, disk, instance, refusal))
 }
 
 func projectMismatchError(client *rack.Client, instance rack.Instance, disk rack.Disk) error {
@@ -418,11 +459,12 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 	c.logRefusal(op, disk.VolumeID, instance.ID, refusal)
 	return rpc.Fault(
 		fault.RackHasNoHotplug,
-		"cannot %s disk %s: instance %q is %s, and this rack attaches and detaches disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
+		"cannot %s disk %s: instance %q is %s, and this rack %ses disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
 		op,
 		disk.ID,
 		instance.Name,
 		instance.RunState,
+		op,
 	)
 }
 
@@ -430,158 +472,4 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 func (c rackController) logRefusal(op operation, volumeID, instanceID string, refusal error) {
 	c.log.Info("the rack rejected the "+string(op), "volume_id", volumeID, "node_id", instanceID,
 		"error", refusal.Error(), "rack_request_id", rpc.RackRequestID(refusal))
-}
-
-// ControllerUnpublishVolume detaches the disk of a volume from an instance: CSI spec, ControllerUnpublishVolume. If the
-// disk is not attached to the instance it answers OK and detaches nothing: orchestrators call late, twice, and for
-// deleted nodes. With a grace period it answers OK, and the disk is detached later (core/detach). Without a node ID it
-// detaches the disk from any instance, as the specification requires.
-func (c *Service) ControllerUnpublishVolume(
-	ctx context.Context,
-	req *csi.ControllerUnpublishVolumeRequest,
-) (*csi.ControllerUnpublishVolumeResponse, error) {
-	if err := validateControllerUnpublishVolume(req); err != nil {
-		return nil, err
-	}
-	done := &csi.ControllerUnpublishVolumeResponse{}
-	volumeID, volumeOK := diskname.ParseID(req.GetVolumeId())
-	nodeID, nodeOK := diskname.ParseID(req.GetNodeId())
-	if !volumeOK || (!nodeOK && req.GetNodeId() != "") {
-		return done, nil // neither a disk nor an instance has such an ID
-	}
-	// Nomad repeats the call every second. This answer needs no request to the rack.
-	if err := c.refusals.get(opDetach, volumeID, nodeID); err != nil {
-		return nil, err
-	}
-	rc, disk, err := c.locate(ctx, volumeID)
-	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.ID == "" {
-		return done, nil // a volume without a disk is attached nowhere
-	}
-	if err != nil {
-		return nil, err
-	}
-	onNode := func(disk rack.Disk) bool { return disk.InstanceID != "" && (!nodeOK || disk.InstanceID == nodeID) }
-	if onNode(disk) { // otherwise a change of the disk, such as a snapshot that is being made, holds up nothing
-		if disk, err = rc.waitToDetach(ctx, disk); err != nil {
-			return nil, err
-		}
-	}
-	if !onNode(disk) {
-		if rc.engine != nil {
-			rc.engine.CancelAttachRequest(disk.VolumeID, nodeID)
-		}
-		return done, nil
-	}
-	project, err := rc.rack.ProjectID(ctx)
-	if err != nil {
-		return nil, err
-	}
-	owner, err := rc.owner(ctx, disk.Description, disk.VolumeID)
-	if err != nil {
-		return nil, err
-	}
-	if disk.ProjectID != project || owner != "" && owner != c.cluster {
-		return done, nil // ControllerPublishVolume never attaches it
-	}
-	if err := rc.detach(ctx, disk); err != nil {
-		return nil, err
-	}
-	return done, nil
-}
-
-// waitToDetach waits for a disk, like waitForDisk. If the disk is deleted meanwhile, for instance by an expansion,
-// waitToDetach succeeds and returns the disk without an instance: a deleted disk is attached nowhere.
-func (c rackController) waitToDetach(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
-	now, err := c.waitForDisk(ctx, disk)
-	if errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrReplaced) {
-		disk.InstanceID = ""
-		return disk, nil
-	}
-	return now, err
-}
-
-// detach detaches a disk from its instance.
-func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
-	instanceID := disk.InstanceID
-	if err := c.refusals.get(opDetach, disk.VolumeID, instanceID); err != nil {
-		return err
-	}
-	if done, err := c.deferDetach(ctx, disk); done || err != nil {
-		return err
-	}
-	if c.engine != nil {
-		return c.unpublishPlanned(ctx, disk)
-	}
-	if c.detacher.Timed() {
-		return c.detachRemembered(ctx, disk)
-	}
-	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
-	if err != nil {
-		return c.resolveDetach(ctx, disk, err)
-	}
-	if detached, err = c.waitToDetach(ctx, detached); err != nil {
-		return err
-	}
-	if detached.InstanceID == instanceID {
-		return c.stillAttachedError(disk)
-	}
-	return nil
-}
-
-// stillAttachedError is the error for a disk that went back to its instance. Nothing would detach it later.
-func (c rackController) stillAttachedError(disk rack.Disk) error {
-	return rpc.Unavailable(
-		"disk %q (%s) is still attached to instance %s, although rack %q accepted the detach: retry",
-		disk.Name,
-		disk.ID,
-		disk.InstanceID,
-		c.rack.Name(),
-	)
-}
-
-// resolveDetach looks at the disk and the instance after a failed detach. It returns nil if the disk is not attached to
-// the instance any more, or will not be soon, and otherwise the error to answer.
-func (c rackController) resolveDetach(ctx context.Context, disk rack.Disk, refusal error) error {
-	if errors.Is(refusal, detach.ErrDetaching) {
-		sayDeferred(ctx, rpc.DeferredForAnother) // the detach is recorded
-		return nil
-	}
-	now, err := c.rack.Disk(ctx, disk.VolumeID)
-	if errors.Is(err, rack.ErrNotFound) {
-		return c.confirmNotFound(ctx)
-	}
-	if errors.Is(err, rack.ErrReplaced) {
-		return nil // a volume without a disk is attached nowhere
-	}
-	if err != nil {
-		return fmt.Errorf("%w; %v", err, refusal) // the refusal may be a 404 that nothing has confirmed
-	}
-	if now, err = c.waitToDetach(ctx, now); err != nil {
-		return err
-	}
-	if now.InstanceID != disk.InstanceID {
-		return nil
-	}
-	if rack.OutcomeUnknown(refusal) {
-		return refusal
-	}
-	instance, err := c.instance(ctx, disk.InstanceID)
-	if err != nil {
-		return err
-	}
-	switch {
-	case instance.BootDiskID == disk.ID:
-		return nil // never published: ControllerPublishVolume rejects a boot disk
-	case errors.Is(refusal, detach.ErrNotDeferred):
-		return rpc.Aborted(
-			"disk %q (%s) was published again on instance %s meanwhile: retry", disk.Name, disk.ID, instance.ID)
-	case errors.Is(refusal, rack.ErrNotStopped):
-		return c.refusals.put(
-			opDetach,
-			disk.VolumeID,
-			instance.ID,
-			c.notStoppedError(opDetach, disk, instance, refusal),
-		)
-	}
-	return refusal
 }

@@ -6,8 +6,10 @@ package controller_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
@@ -33,7 +36,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	r.Must(t, err)
 	r.WantCalls(
 		t,
-		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_list": 1},
+		map[string]int{"disk_view": 1, "instance_disk_list": 1, "instance_disk_attach": 1, "anti_affinity_group_view": 2},
 	)
 	coretest.WantSame(t, first, &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{
 		"diskName": diskname.ForVolume(coretest.Cluster, "v"), "diskID": id, "sizeBytes": "1073741824", "blockSize": "4096",
@@ -47,7 +50,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	second, err := r.ControllerPublishVolume(t.Context(), req)
 	r.Must(t, err)
 	coretest.WantSame(t, second, first)
-	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_list": 1})
+	r.WantCalls(t, map[string]int{"disk_view": 1, "instance_view": 1, "anti_affinity_group_view": 2})
 
 	r.ClearCalls(t)
 	r.Must(t, r.Unpublish(t, id, node))
@@ -274,6 +277,31 @@ func TestPublishAtOnceRejectsATwin(t *testing.T) {
 	})
 }
 
+// Seven volumes are published at once on one node. Together they take hardly longer than one.
+func TestPublishAtOnceSideBySide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newBubbleRig(t)
+		const trip = 50 * time.Millisecond
+		var latency time.Duration
+		r.before = func(*http.Request) { time.Sleep(latency) }
+		r.ControllerClient = r.dial(t, r.startController(t, controller.Options{}))
+		var ids []string
+		for n := range 7 {
+			ids = append(ids, r.Create(t, fmt.Sprint("v", n)))
+		}
+		_, err := r.client.ProjectID(t.Context()) // as the plugin's start does
+		coretest.Must(t, err)
+		node := r.Node(t, "node-a")
+		latency = trip
+		begun := time.Now()
+		coretest.WantSame(t, publishAtOnce(t, r.rig, node, ids...), map[codes.Code]int{codes.OK: 7})
+		// Three calls after one another: the disk, the instance's disks, the attach. One more may be waited for.
+		if took := time.Since(begun); took > 4*trip {
+			t.Errorf("seven publishes took %s, with %s for each call of the rack", took, trip)
+		}
+	})
+}
+
 func TestPublishThroughFaults(t *testing.T) {
 	t.Parallel()
 	for _, operation := range []string{"disk_view", "instance_disk_list", "instance_disk_attach"} {
@@ -407,7 +435,7 @@ func TestRejectedDetachIsAnsweredFromTheCache(t *testing.T) {
 	r.WantCalls(t, map[string]int{})
 	var levels []string
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(line, "msg=answered method=ControllerUnpublishVolume") {
+		if strings.Contains(line, "msg=responded method=ControllerUnpublishVolume") {
 			_, level, _ := strings.Cut(line, "level=")
 			levels = append(levels, strings.Fields(level)[0])
 		}

@@ -91,7 +91,7 @@ func (c *Service) locate(ctx context.Context, volumeID string) (rackController, 
 	id, ok := diskname.ParseID(volumeID)
 	if !ok {
 		return rackController{}, rack.Disk{}, rpc.NotFound(
-			"volume_id %q is not a UUID: give the ID that CreateVolume answered",
+			"volume_id %q is not a UUID: give the ID that CreateVolume returned",
 			volumeID,
 		)
 	}
@@ -239,7 +239,7 @@ func findOnAny[T any](
 	if failed != nil {
 		// The code of one rack's error would be wrong here: the disk or snapshot may exist on that rack.
 		return nil, value, false, retryable(
-			ctx, fmt.Errorf("%s may be on a rack that does not answer: %w", id, singleLine(failed)))
+			ctx, fmt.Errorf("%s may be on a rack that does not respond: %w", id, singleLine(failed)))
 	}
 	if foreign {
 		return on, value, true, nil

@@ -92,17 +92,14 @@ func TestForeignGroupsStopNothing(t *testing.T) {
 
 // A record of a newer format refuses what its volume needs, with its name, and no list and no other volume.
 func TestNewerRecordStopsItsSubject(t *testing.T) {
+	disk := diskname.ForVolume(coretest.Cluster, "v")
 	for name, test := range map[string]struct {
 		named  func(volume string) string
 		fields string
 		start  func(*testing.T) *rig
 	}{
 		"intent": {
-			func(volume string) string { return record.Intents.Named("", volume) }, `"vol":%q`,
-			func(t *testing.T) *rig { return newRig(t) },
-		},
-		"replacement": {
-			func(volume string) string { return record.Replacements.Named("", volume) }, `"vol":%[2]q,"disk":%[2]q`,
+			func(string) string { return record.Intents.Named("", diskname.ForWork(disk)) }, `"vol":%q,"name":"` + disk + `"`,
 			func(t *testing.T) *rig { return newRig(t) },
 		},
 		"deferral": {
@@ -158,11 +155,29 @@ func TestNewerRestartStopsItsInstance(t *testing.T) {
 	r.published(t, volume, node)
 }
 
+// A replacement of a newer format stops its volume, which only this record leads to its disk.
+func TestNewerReplacementStopsItsVolume(t *testing.T) {
+	r := newRig(t)
+	node, volume := r.Node(t, "node-a"), r.Create(t, "v")
+	_, err := r.expand(t, volume, 2*coretest.GiB)
+	r.Must(t, err)
+	client, group := coretest.RackClient(t, r.Rig, nil), record.Replacements.Named("", volume)
+	old, found, err := client.RecordNamed(t.Context(), group)
+	if err != nil || !found {
+		t.Fatal(found, err)
+	}
+	_, err = client.UpdateRecord(t.Context(), old.ID, strings.Replace(old.Text, `"v":1`, `"v":2`, 1))
+	r.Must(t, err)
+	again := r.again(t)
+	coretest.WantCode(t, again.Publish(t, volume, node), codes.FailedPrecondition, group, "format 2, not 1", "upgrade")
+	again.Must(t, again.Delete(t, again.Create(t, "third")))
+}
+
 // Who has to write a record whose name another group has is told so.
 func TestNameOfARecordIsTaken(t *testing.T) {
 	r := newRig(t)
 	volume := r.Create(t, "v")
-	group := record.Intents.Named("", volume)
+	group := record.Intents.Named("", diskname.ForWork(diskname.ForVolume(coretest.Cluster, "v")))
 	id := r.userGroup(t, group, "text")
 	_, err := r.expand(t, volume, 2*coretest.GiB)
 	coretest.WantCode(t, err, codes.FailedPrecondition, group, "no record of this plugin", "delete it")

@@ -5,16 +5,25 @@
 package controller
 
 import (
+	"cmp"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// refusalTTL is how long a cached refusal is answered without a request to the rack. Nomad repeats some calls every
-// second for each volume.
-const refusalTTL = 5 * time.Second
+const (
+	// refusalTTL is how long a refusal is answered without a request to the rack. Nomad repeats some calls every second
+	// for each volume.
+	refusalTTL = 5 * time.Second
+	// refusalMemory is how long a refusal is reported after its last repetition. Kubernetes' external-attacher repeats a
+	// call at least every five minutes.
+	refusalMemory = 10 * time.Minute
+)
 
 type operation string
 
@@ -23,11 +32,11 @@ const (
 	opDetach operation = "detach"
 )
 
-// refusalCache keeps refused attaches and detaches for a short time. It is only for refusals whose reason lasts, such
-// as a running instance.
-type refusalCache struct {
+// refusals keeps refused attaches and detaches, for repetitions and for the report of attach mode hot. It is only for
+// refusals whose reason lasts, such as a running instance.
+type refusals struct {
 	mu      sync.Mutex
-	entries map[refusalKey]cachedRefusal
+	entries map[refusalKey]refusal
 }
 
 type refusalKey struct {
@@ -35,47 +44,88 @@ type refusalKey struct {
 	volumeID, instanceID string
 }
 
-type cachedRefusal struct {
-	expires time.Time
-	err     error
+type refusal struct {
+	// since is the time of the first refused request, repeated that of the last one, asked that of the rack's last answer.
+	since, repeated, asked time.Time
+	err                    error
 }
 
-func newRefusalCache() *refusalCache {
-	return &refusalCache{entries: map[refusalKey]cachedRefusal{}}
-}
+func newRefusals() *refusals { return &refusals{entries: map[refusalKey]refusal{}} }
 
-// put caches an error for [refusalTTL] and returns it.
-func (r *refusalCache) put(op operation, volumeID, instanceID string, err error) error {
+// put keeps an error for [refusalTTL] and returns it.
+func (r *refusals) put(op operation, volumeID, instanceID string, err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
-	for key, entry := range r.entries {
-		if now.After(entry.expires) {
-			delete(r.entries, key)
-		}
+	now, key := time.Now(), refusalKey{op, volumeID, instanceID}
+	r.forgetOld(now)
+	entry, known := r.entries[key]
+	if !known {
+		entry.since = now
 	}
-	r.entries[refusalKey{op, volumeID, instanceID}] = cachedRefusal{expires: now.Add(refusalTTL), err: err}
+	entry.repeated, entry.asked, entry.err = now, now, err
+	r.entries[key] = entry
 	return err
 }
 
-// get returns the cached error, or nil. The error is logged at debug level only: it was logged when it was put.
-func (r *refusalCache) get(op operation, volumeID, instanceID string) error {
+// get returns the error of a repeated request, or nil. The error is logged at debug level only: it was logged when it
+// was put.
+func (r *refusals) get(op operation, volumeID, instanceID string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	entry, ok := r.entries[refusalKey{op, volumeID, instanceID}]
-	if !ok || time.Now().After(entry.expires) {
+	now, key := time.Now(), refusalKey{op, volumeID, instanceID}
+	entry, ok := r.entries[key]
+	if !ok || now.Sub(entry.asked) > refusalTTL {
 		return nil
 	}
+	entry.repeated = now
+	r.entries[key] = entry
 	return rpc.LoggedAt(slog.LevelDebug, entry.err)
 }
 
-// removeVolume removes the entries of a volume, after its disk was attached.
-func (r *refusalCache) removeVolume(volumeID string) {
+// remove removes the entries of a volume on an instance, or on any instance if instanceID is "".
+func (r *refusals) remove(volumeID, instanceID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for key := range r.entries {
-		if key.volumeID == volumeID {
-			delete(r.entries, key)
-		}
+	maps.DeleteFunc(r.entries, func(key refusalKey, _ refusal) bool {
+		return key.volumeID == volumeID && (instanceID == "" || key.instanceID == instanceID)
+	})
+}
+
+func (r *refusals) forgetOld(now time.Time) {
+	maps.DeleteFunc(r.entries, func(_ refusalKey, entry refusal) bool {
+		return now.Sub(entry.repeated) > refusalMemory
+	})
+}
+
+// report returns the instances that wait for a stop, sorted. Each has the volumes to attach and to detach while it is
+// stopped.
+func (r *refusals) report() []rpc.Restart {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgetOld(time.Now())
+	all := []rpc.Restart{}
+	byVolume := func(x, y refusalKey) int {
+		return cmp.Or(strings.Compare(x.instanceID, y.instanceID), strings.Compare(x.volumeID, y.volumeID))
 	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.entries), byVolume) {
+		entry := r.entries[key]
+		if len(all) == 0 || all[len(all)-1].InstanceID != key.instanceID {
+			all = append(all, rpc.Restart{
+				InstanceID: key.instanceID, Since: entry.since, Reason: rpc.ReasonManual,
+				Message: "this rack attaches and detaches disks only while it is stopped, and --attach-mode=hot stops nothing",
+			})
+		}
+		one := &all[len(all)-1]
+		if entry.since.Before(one.Since) {
+			one.Since = entry.since
+		}
+		if key.operation == opDetach {
+			one.Detach = append(one.Detach, key.volumeID)
+			continue
+		}
+		one.Attach = append(one.Attach, rpc.PendingAttach{
+			VolumeID: key.volumeID, Since: entry.since, LastRequested: entry.repeated,
+		})
+	}
+	return all
 }

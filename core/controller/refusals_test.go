@@ -13,7 +13,7 @@ import (
 
 func TestRefusalsExpireAfterTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := newRefusalCache()
+		cache := newRefusals()
 		want := cache.put(opAttach, "d", "i", errors.New("not stopped"))
 		if got := cache.get(opAttach, "d", "i"); !errors.Is(got, want) {
 			t.Errorf("got %v", got)

@@ -27,7 +27,7 @@ func chooseSize(capacity *csi.CapacityRange, sourceBytes int64) (int64, error) {
 	requiredBytes, limitBytes := capacity.GetRequiredBytes(), capacity.GetLimitBytes()
 	if sourceBytes > 0 && limitBytes != 0 && limitBytes < sourceBytes {
 		return 0, rpc.OutOfRange(
-			"capacity_range: at most %dGiB are asked for, and the volume_content_source has %dGiB: a copy is never smaller",
+			"capacity_range: the request allows %dGiB at most, and the volume_content_source has %dGiB: a copy is never smaller",
 			limitBytes/gib,
 			sourceBytes/gib,
 		)

@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
 )
@@ -131,4 +132,52 @@ func TestSettleDuringAnExpansion(t *testing.T) {
 			t.Errorf("%d snapshots were made", guests.begun.Load())
 		}
 	})
+}
+
+// An instance that starts during a snapshot of its disk spoils the snapshot. The rack says so as a conflict, after
+// which the call makes the snapshot again, or as an error of its own, after which the orchestrator repeats the call.
+func TestSnapshotSpoiltByAStart(t *testing.T) {
+	const takes = 10 * time.Second
+	for name, test := range map[string]struct {
+		start time.Duration
+		want  *fault.Row
+	}{
+		"before the rack looks": {takes / 4, nil},
+		"after the rack looked": {takes * 3 / 4, fault.RackFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newBubbleRig(t, func(o *simrack.Options) {
+					o.World = simrack.World{Pantry: true, SnapshotMS: float64(takes.Milliseconds())}
+				})
+				service := r.startController(t, controller.Options{})
+				created, err := service.CreateVolume(t.Context(), coretest.CreateRequest("v"))
+				coretest.Must(t, err)
+				volume, node := created.GetVolume().GetVolumeId(), r.Node(t, "node-a")
+				_, err = service.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+					VolumeId: volume, NodeId: node, VolumeCapability: coretest.MountWriter(),
+				})
+				coretest.Must(t, err)
+				runState := func(state string) {
+					coretest.Must(t, r.control(http.MethodPatch, "/v0/instances/"+node, map[string]string{"run_state": state}))
+				}
+				runState("stopped")
+				take := func() error {
+					_, err := service.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: volume})
+					return err
+				}
+				done := make(chan error, 1)
+				go func() { done <- take() }()
+				time.Sleep(test.start)
+				runState("running")
+				if err := <-done; fault.Of(err) != test.want || err != nil && test.want == nil {
+					t.Errorf("%v, want %v", err, test.want)
+				}
+				coretest.Must(t, take())
+				if got := r.snapshots(t); len(got) != 1 {
+					t.Errorf("snapshots %v", got)
+				}
+			})
+		})
+	}
 }

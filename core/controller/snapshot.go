@@ -189,7 +189,7 @@ func (c rackController) waitForReadySnapshot(
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		return snapshot, rpc.Unavailable(
-			"snapshot %q (%s) was deleted meanwhile: retry: %w",
+			"snapshot %q (%s) was deleted meanwhile: %w: retry",
 			snapshot.Name,
 			snapshot.ID,
 			err,

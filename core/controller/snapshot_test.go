@@ -210,7 +210,7 @@ func TestCreateSnapshotThroughFaults(t *testing.T) {
 	}{
 		{simtest.FaultLost, 0, codes.OK, true},
 		{simtest.FaultReset, 0, codes.Unavailable, false},
-		{simtest.FaultStatus, 400, codes.Internal, false},
+		{simtest.FaultStatus, 400, codes.FailedPrecondition, false},
 		{simtest.FaultStatus, 401, codes.Unavailable, false},
 		{simtest.FaultStatus, 403, codes.Unavailable, false},
 		{simtest.FaultStatus, 500, codes.Unavailable, false},
@@ -378,7 +378,7 @@ func TestTokenWithoutRoleSeesNoSnapshots(t *testing.T) {
 	id := r.snapshot(t, "s", volume)
 	role, err := r.Sim.NewToken(t.Context(), "none")
 	r.Must(t, err)
-	*r.Token = role
+	r.Token.Store(role)
 	_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: id})
 	coretest.WantCode(t, err, codes.Unavailable, "cannot be believed")
 	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
@@ -432,7 +432,7 @@ func TestRestore(t *testing.T) {
 				return
 			}
 			r.Must(t, err)
-			r.WantCalls(t, map[string]int{"anti_affinity_group_list": 1, "snapshot_view": 1, "disk_create": 1})
+			r.WantCalls(t, map[string]int{"anti_affinity_group_view": 1, "snapshot_view": 1, "disk_create": 1})
 			id := got.GetVolume().GetVolumeId()
 			if got.GetVolume().GetCapacityBytes() != test.want || got.GetVolume().GetVolumeContext()[rpc.KeyBlockSize] != "512" {
 				t.Errorf("got %v", got)
@@ -558,7 +558,7 @@ func TestClone(t *testing.T) {
 	got, err := r.CreateVolume(t.Context(), req)
 	r.Must(t, err)
 	r.WantCalls(t, map[string]int{
-		"anti_affinity_group_list": 1, "disk_view": 2, "snapshot_create": 1, "disk_create": 1, "snapshot_delete": 1,
+		"anti_affinity_group_view": 1, "disk_view": 2, "snapshot_create": 1, "disk_create": 1, "snapshot_delete": 1,
 	})
 	id := got.GetVolume().GetVolumeId()
 	coretest.WantSame(t, got.GetVolume().GetContentSource(), fromVolume(volume))

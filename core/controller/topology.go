@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -48,11 +49,12 @@ func (r *racks) accessible(requirement *csi.TopologyRequirement) ([]*rack.Client
 	for _, topology := range requisite {
 		required = append(required, segmentsText(topology.GetSegments()))
 	}
-	return nil, rpc.ResourceExhausted(
-		"accessibility_requirements ask for %s, this plugin serves %s=%s: check the rack names of controller and nodes",
-		strings.Join(required, " or "),
+	return nil, rpc.Fault(
+		fault.RackUnknown,
+		"accessibility_requirements: this plugin serves %s=%s, not %s: check the rack names of controller and nodes",
 		rpc.TopologySegmentRack,
 		r.names(),
+		strings.Join(required, " or "),
 	)
 }
 

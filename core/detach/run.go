@@ -155,9 +155,9 @@ func (d *Detacher) untilDue(
 	return left, nil
 }
 
-// expireOld deletes a record that has been over for long enough.
+// expireOld deletes a record that has been over for long enough. A disk without a device waits for its publish.
 func (d *Detacher) expireOld(ctx context.Context, deferred record.Deferral) error {
-	if d.sinceSeen(deferred.Stored.ID, deferred.Stored.Text) < repetitionTime {
+	if !deferred.NoDevice.IsZero() || d.sinceSeen(deferred.Stored.ID, deferred.Stored.Text) < repetitionTime {
 		return nil
 	}
 	return unlessGaveWay(d.expire(ctx, deferred))

@@ -90,13 +90,7 @@ func (r *ChildReader) readBlock(ctx context.Context, dev Device, index int) (con
 	r.leave(c, err)
 	switch {
 	case ctx.Err() != nil && err != nil:
-		return "", fmt.Errorf(
-			"%w within %s: %s: %s",
-			ErrNoAnswer,
-			time.Since(start).Round(time.Second),
-			dev,
-			noAnswerHint,
-		)
+		return "", fmt.Errorf("%w within %s: %s: %s", ErrNoAnswer, time.Since(start).Round(time.Second), dev, noAnswerHint)
 	case err != nil:
 		return "", err
 	case result.ExitCode == 0 && result.Stdout != "":

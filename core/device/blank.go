@@ -155,7 +155,7 @@ func ProveBlank(ctx context.Context, dev Device, options BlankOptions) (*Blank, 
 	if options.wholeDisk(dev.SizeBytes) && dev.SizeBytes > options.ScanLimit {
 		return nil, fmt.Errorf(
 			"%w %s: it has no filesystem, and has %d bytes, more than the %d that are scanned: "+
-				"raise --blank-scan-limit, or make the filesystem by hand if the disk is empty",
+				"raise --blank-scan-limit, or make the filesystem manually if the disk is empty",
 			ErrNotBlank,
 			dev,
 			dev.SizeBytes,
@@ -193,51 +193,48 @@ func (b *Blank) scan(ctx context.Context, options BlankOptions) error {
 		b.remains = true
 		return nil
 	}
+	if err := b.examine(ctx, options); err != nil {
+		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+	}
+	return nil
+}
+
+// examine returns an error that says what is on the disk, or why that is not known.
+func (b *Blank) examine(ctx context.Context, options BlankOptions) error {
 	found, err := findByte(ctx, b.exclusive, options.regions(b.dev))
 	if err != nil {
-		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+		return err
 	}
 	content, err := probe(ctx, b.dev)
 	if err == nil && content.Empty() && found != "" {
 		content, err = Probe(ctx, b.dev)
 	}
 	if err != nil {
-		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+		return err
 	}
 	if options.Interrupted != nil {
-		b.remains, err = options.Interrupted.covers(b.dev, content)
-		if err != nil {
-			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
-		}
-		if b.remains {
-			return nil
+		if b.remains, err = options.Interrupted.covers(b.dev, content); err != nil || b.remains {
+			return err
 		}
 	}
 	if !content.Empty() {
-		return fmt.Errorf("%w %s: it holds %s", ErrNotBlank, b.dev, content)
+		return fmt.Errorf("it holds %s", content)
 	}
 	if found == "" && options.wholeDisk(b.dev.SizeBytes) {
-		if found, err = findByte(ctx, b.exclusive, []region{{"", 0, b.dev.SizeBytes}}); err != nil {
-			return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
-		}
+		found, err = findByte(ctx, b.exclusive, []region{{"", 0, b.dev.SizeBytes}})
 	}
-	if found == "" {
-		return nil
+	if err != nil || found == "" {
+		return err
 	}
 	known, err := findSignature(b.exclusive, options.regions(b.dev))
 	if err != nil {
-		return fmt.Errorf("%w %s: %w", ErrNotBlank, b.dev, err)
+		return err
 	}
 	if known != "" {
-		return fmt.Errorf("%w %s: it holds %s, %s: use another volume, and ask the owner of the data",
-			ErrNotBlank, b.dev, known, found)
+		return fmt.Errorf("it holds %s, %s: use another volume, and ask the owner of the data", known, found)
 	}
-	return fmt.Errorf(
-		"%w %s: it holds data, %s: create a new volume, or run blkdiscard --zeroout if the data is not needed",
-		ErrNotBlank,
-		b.dev,
-		found,
-	)
+	return fmt.Errorf("it holds data, %s: create a new volume, or run blkdiscard --zeroout if the data is not needed",
+		found)
 }
 
 // covers reports whether everything that was found on the disk can come from the interrupted format.

@@ -115,12 +115,7 @@ func probe(ctx context.Context, dev Device) (Content, error) {
 	case result.ExitCode == blkidFound:
 		content := parseBlkidExport(result.Stdout)
 		if content.Empty() {
-			return Content{}, fmt.Errorf(
-				"%w %s: blkid found a format without a name: %s",
-				ErrUnreadable,
-				dev,
-				result.Message(),
-			)
+			return Content{}, fmt.Errorf("%w %s: blkid found a format without a name: %s", ErrUnreadable, dev, result.Message())
 		}
 		return content, nil
 	case result.ExitCode == blkidNothing && result.Stdout == "" && result.Stderr == "":

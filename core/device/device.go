@@ -107,7 +107,7 @@ func (r Roots) onPCI(d Disk) bool {
 		return true
 	}
 	return slices.ContainsFunc(paths, func(path string) bool {
-		content, err := ReadKernelFile(path)
+		content, err := readAttribute(path)
 		return err == nil && strings.TrimSpace(string(content)) == transportPCI
 	})
 }
@@ -221,7 +221,7 @@ func (r Roots) partitions(name string) (map[string]Number, error) {
 // attribute reads a file of sysfs. Serials are padded with spaces (the NVMe standard) or with zero bytes (a rack,
 // docs/reference/rack.md §9).
 func (r Roots) attribute(name, file string) (string, error) {
-	content, err := ReadKernelFile(r.sys("block", name, file))
+	content, err := readAttribute(r.sys("block", name, file))
 	return strings.Trim(string(content), "\x00 \n"), err
 }
 

@@ -23,5 +23,5 @@ var (
 	// ErrUnreadable means that the device's content cannot be determined.
 	ErrUnreadable = fault.DeviceUnreadable.New("cannot read the device")
 	// ErrNoAnswer means that a disk has not answered a read in time. It may answer later.
-	ErrNoAnswer = fault.DiskNotResponding.New("disk does not answer")
+	ErrNoAnswer = fault.DiskNotResponding.New("disk does not respond")
 )

@@ -9,7 +9,6 @@ package device
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"os"
 
@@ -32,18 +31,11 @@ type ExtState struct {
 
 // ReadExtState reads the superblock of an ext3 or ext4 from the disk. It returns [ErrUnreadable] if there is none.
 func ReadExtState(dev Device) (state ExtState, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		super, err := extSuper(file)
-		if err != nil {
-			return err
-		}
+	err = dev.withSuper("ext4", func(_ *os.File, _ format, super []byte) error {
 		state, err = parseExtState(super)
 		return err
 	})
-	if err != nil {
-		return ExtState{}, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return state, nil
+	return state, err
 }
 
 // parseExtState reads s_magic, s_state, s_errors and the three fields of features of struct ext4_super_block.
@@ -86,19 +78,12 @@ func parseExtState(super []byte) (state ExtState, err error) {
 // ExtChecksumValid reports whether the superblock of an ext3 or ext4 has the right checksum, or has none by its
 // features.
 func ExtChecksumValid(dev Device) (valid bool, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		super, err := extSuper(file)
-		if err != nil {
-			return err
-		}
+	err = dev.withSuper("ext4", func(_ *os.File, _ format, super []byte) error {
 		stored, right := extChecksum(super)
 		valid = stored == right
 		return nil
 	})
-	if err != nil {
-		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return valid, nil
+	return valid && err == nil, err
 }
 
 // RepairExtChecksum writes the right checksum into a superblock of ext3 or ext4. The superblock must have been whole
@@ -109,7 +94,7 @@ func RepairExtChecksum(dev Device) error {
 	if err != nil {
 		return err
 	}
-	super, err := extSuper(file)
+	super, err := ext.read(file)
 	if err == nil {
 		if stored, right := extChecksum(super); stored != right {
 			_, err = file.WriteAt(binary.LittleEndian.AppendUint32(nil, right), 1024+extChecksumOffset)

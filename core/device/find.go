@@ -81,24 +81,13 @@ func (r Roots) WaitForDisk(ctx context.Context, want ExpectedDisk, timeout time.
 			matched = time.Time{}
 		}
 		if !time.Now().Before(end) {
-			return Device{}, fmt.Errorf(
-				"%w: serial %q, after %s: %s",
-				ErrNotFound,
-				want.Serial,
-				time.Since(start).Round(time.Second),
-				missing,
-			)
+			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s", ErrNotFound, want.Serial,
+				time.Since(start).Round(time.Second), missing)
 		}
 		select {
 		case <-ctx.Done():
-			return Device{}, fmt.Errorf(
-				"%w: serial %q, after %s: %s: %w",
-				ErrNotFound,
-				want.Serial,
-				time.Since(start).Round(time.Second),
-				missing,
-				ctx.Err(),
-			)
+			return Device{}, fmt.Errorf("%w: serial %q, after %s: %s: %w", ErrNotFound, want.Serial,
+				time.Since(start).Round(time.Second), missing, ctx.Err())
 		case <-ticker.C:
 		}
 	}
@@ -134,19 +123,12 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 	switch len(matches) {
 	case 0:
 		return Device{}, fmt.Sprintf(
-			"none of the %d NVMe disks has it: check that the disk is attached to this instance on the rack",
-			len(disks),
-		), nil
+			"none of the %d NVMe disks has it: check that the disk is attached to this instance on the rack", len(disks)), nil
 	case 1:
 		dev = Device{Disk: matches[0], Path: r.dev(matches[0].Name)}
 	default:
-		return Device{}, "", fmt.Errorf(
-			"%w: %s and %s both have serial %q",
-			ErrAmbiguous,
-			matches[0].Name,
-			matches[1].Name,
-			want.Serial,
-		)
+		return Device{}, "", fmt.Errorf("%w: %s and %s both have serial %q", ErrAmbiguous, matches[0].Name, matches[1].Name,
+			want.Serial)
 	}
 	if dev.SizeBytes == 0 {
 		return Device{}, dev.Name + " has the serial but no size yet", nil
@@ -155,23 +137,16 @@ func (r Roots) findOnce(want ExpectedDisk) (dev Device, missing string, err erro
 		return Device{}, fmt.Sprintf("%s has the serial, but its controller is %s", dev.Name, state), nil
 	}
 	if dev.SizeBytes < want.SizeBytes {
-		return Device{}, "", fmt.Errorf(
-			"%w: %s has %d bytes, the rack's disk has at least %d",
-			ErrMismatch,
-			dev,
-			dev.SizeBytes,
-			want.SizeBytes,
-		)
+		return Device{}, "", fmt.Errorf("%w: %s has %d bytes, the rack's disk has at least %d", ErrMismatch, dev,
+			dev.SizeBytes, want.SizeBytes)
 	}
 	if want.FirstBytes < dev.SizeBytes {
 		dev.FirstBytes = want.FirstBytes
 	}
 	if _, err := os.Stat(dev.Path); errors.Is(err, fs.ErrNotExist) {
 		return Device{}, fmt.Sprintf(
-			"%s has the serial, but %s does not exist: check that the plugin's container mounts the host's /dev",
-			dev.Name,
-			dev.Path,
-		), nil
+			"%s has the serial, but %s does not exist: check that the plugin's container mounts the host's /dev", dev.Name,
+			dev.Path), nil
 	}
 	return dev, "", nil
 }
@@ -224,18 +199,7 @@ func hostMounts() []*mountinfo.Info {
 // systemPaths are mount points of a guest's own system. If a disk is mounted there that this node does not hold, it is
 // no volume. A mounted partition counts at every path: volumes have no partitions.
 var systemPaths = []string{
-	"/",
-	"/boot",
-	"/boot/efi",
-	"/efi",
-	"/home",
-	"/opt",
-	"/root",
-	"/srv",
-	"/usr",
-	"/var",
-	"/var/lib",
-	"/var/log",
+	"/", "/boot", "/boot/efi", "/efi", "/home", "/opt", "/root", "/srv", "/usr", "/var", "/var/lib", "/var/log",
 }
 
 // checkNotSystem rejects a disk that the guest's own system uses. A container mostly does not see the host's mounts.
@@ -281,7 +245,7 @@ func (r Roots) FunctionsNotReadyNow() (addresses []string, err error) {
 	}
 	for _, function := range functions {
 		folder := r.sys("bus", "pci", "devices", function.Name())
-		class, err := ReadKernelFile(filepath.Join(folder, "class"))
+		class, err := readAttribute(filepath.Join(folder, "class"))
 		if err != nil || strings.TrimSpace(string(class)) != nvmeClass {
 			continue // the function has left the guest, or is no NVMe controller
 		}
@@ -308,7 +272,7 @@ func functionReady(function string) bool {
 		return false
 	}
 	for _, controller := range controllers {
-		serial, err := ReadKernelFile(filepath.Join(function, "nvme", controller.Name(), "serial"))
+		serial, err := readAttribute(filepath.Join(function, "nvme", controller.Name(), "serial"))
 		if err != nil || strings.TrimSpace(string(serial)) == "(efault)" {
 			return false
 		}

@@ -7,6 +7,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -46,15 +47,8 @@ func HasLeft(err error) bool {
 // CheckUnusedSince is [Device.CheckUnused] for the disk with this sequence number. It returns [ErrMismatch] if another
 // disk has the device number now. A sequence number of 0 is not compared: the kernel has none before Linux 5.15.
 func (d Device) CheckUnusedSince(sequence uint64) error {
-	file, err := d.Open(unix.O_RDONLY | unix.O_EXCL)
-	if err != nil {
-		return err
-	}
-	now, err := sequenceOf(file)
-	if err == nil && sequence != 0 && now != sequence {
-		err = fmt.Errorf("%w: %s has sequence number %d, not %d", ErrMismatch, d, now, sequence)
-	}
-	return errors.Join(err, closeExclusive(file))
+	d.sequence = cmp.Or(sequence, d.sequence)
+	return d.CheckUnused()
 }
 
 // BySerial returns the disk that has this serial now. If several have it, it returns the one with the device number.

@@ -26,6 +26,13 @@ func ioctlUint64(file *os.File, request uint, value *uint64) error {
 // ReadKernelFile reads a file of /proc or /sys in four system calls. os.ReadFile needs ten, because it offers each file
 // to the poller first.
 func ReadKernelFile(path string) ([]byte, error) {
+	return readKernelFile(path, false)
+}
+
+// readAttribute reads a file of sysfs: one page at most, so that one read returns it whole.
+func readAttribute(path string) ([]byte, error) { return readKernelFile(path, true) }
+
+func readKernelFile(path string, once bool) ([]byte, error) {
 	fd, err := ignoringInterrupt(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -41,10 +48,10 @@ func ReadKernelFile(path string) ([]byte, error) {
 		if err != nil {
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		}
-		if read == 0 {
+		content = content[:len(content)+read]
+		if read == 0 || once {
 			return content, nil
 		}
-		content = content[:len(content)+read]
 	}
 }
 

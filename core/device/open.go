@@ -89,12 +89,8 @@ func (d Device) verify(file *os.File) error {
 	}
 	if number := numberOf(stat.Rdev); number != d.Number {
 		return fmt.Errorf(
-			"%w: %s has device number %s, sysfs says %s: check that the plugin's container mounts the host's /dev",
-			ErrMismatch,
-			d.Path,
-			number,
-			d.Number,
-		)
+			"%w: %s has device number %s, sysfs says %s: check that the plugin's container mounts the host's /dev", ErrMismatch,
+			d.Path, number, d.Number)
 	}
 	size, err := sizeOf(file)
 	if err != nil {

@@ -18,94 +18,94 @@ import (
 	"strings"
 )
 
+// format is how this package reads the superblock of a kind of filesystem.
+type format struct {
+	// at is where the superblock begins, and length how much of it is read.
+	at, length int64
+	bytes      func(super []byte) (int64, error)
+	// neverMounted is for [NeverMounted].
+	neverMounted func(file *os.File, super []byte) (bool, error)
+}
+
+var (
+	ext     = format{1024, 1024, extBytes, extNeverMounted}         // struct ext4_super_block
+	xfs     = format{0, 512, xfsBytes, xfsNeverMounted}             // the beginning of struct xfs_dsb
+	btrfs   = format{64 * kib, 1024, btrfsBytes, btrfsNeverMounted} // the beginning of struct btrfs_super_block
+	formats = map[string]format{"ext2": ext, "ext3": ext, "ext4": ext, "xfs": xfs, "btrfs": btrfs}
+)
+
+func (f format) read(file *os.File) ([]byte, error) {
+	super := make([]byte, f.length)
+	_, err := file.ReadAt(super, f.at)
+	return super, err
+}
+
+// withSuper calls use with the superblock of a filesystem of this type. It calls nothing for an unsupported type.
+func (d Device) withSuper(fsType string, use func(file *os.File, f format, super []byte) error) error {
+	f, supported := formats[fsType]
+	if !supported {
+		return nil
+	}
+	err := d.withFile(func(file *os.File) error {
+		super, err := f.read(file)
+		if err != nil {
+			return err
+		}
+		return use(file, f, super)
+	})
+	if err != nil {
+		return fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, d, err)
+	}
+	return nil
+}
+
 // NeverMounted reports whether the filesystem that content describes was never mounted writable, or is unfinished. For
 // an encrypted disk it reports whether nothing was ever written into it. It returns false if the disk does not show it.
 func NeverMounted(dev Device, content Content) (never bool, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		switch content.Type {
-		case "ext2", "ext3", "ext4":
-			never, err = extNeverMounted(file)
-		case "xfs":
-			never, err = xfsNeverMounted(file)
-		case "btrfs":
-			never, err = btrfsNeverMounted(file)
-		case TypeLUKS:
-			_, label, headerErr := dev.LUKSHeader()
-			never, err = label == LabelUnformatted, headerErr
-		}
+	if content.Type == TypeLUKS {
+		_, label, headerErr := dev.LUKSHeader()
+		never, err = label == LabelUnformatted, headerErr
+		return never && err == nil, err
+	}
+	err = dev.withSuper(content.Type, func(file *os.File, f format, super []byte) error {
+		never, err = f.neverMounted(file, super)
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return never, nil
+	return never && err == nil, err
 }
 
 // FilesystemBytes returns the size of the filesystem of this type on the disk. It is a little less than the disk's
 // size, unless the filesystem was made for a smaller disk. It is 0 for an unsupported type.
 func FilesystemBytes(dev Device, fsType string) (sizeBytes int64, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		switch fsType {
-		case "ext3", "ext4":
-			sizeBytes, err = extBytes(file)
-		case "xfs":
-			sizeBytes, err = xfsBytes(file)
-		case "btrfs":
-			sizeBytes, err = btrfsBytes(file)
+	err = dev.withSuper(fsType, func(_ *os.File, f format, super []byte) error {
+		if sizeBytes, err = f.bytes(super); err == nil && sizeBytes < 0 {
+			err = fmt.Errorf("a size of %d bytes", sizeBytes)
 		}
 		return err
 	})
-	if err == nil && sizeBytes < 0 {
-		err = fmt.Errorf("a size of %d bytes", sizeBytes)
-	}
 	if err != nil {
-		return 0, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
+		return 0, err
 	}
 	return sizeBytes, nil
 }
 
 // Superblock returns the beginning of the superblock of a supported filesystem.
 func Superblock(dev Device, fsType string) (super []byte, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		switch fsType {
-		case "ext3", "ext4":
-			super, err = extSuper(file)
-		case "xfs":
-			super, err = xfsSuper(file)
-		case "btrfs":
-			super, err = btrfsSuper(file)
-		}
-		return err
+	err = dev.withSuper(fsType, func(_ *os.File, _ format, found []byte) error {
+		super = found
+		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return super, nil
-}
-
-// extSuper reads struct ext4_super_block.
-func extSuper(file *os.File) ([]byte, error) {
-	super := make([]byte, 1024)
-	_, err := file.ReadAt(super, 1024)
 	return super, err
 }
 
 // extNeverMounted looks at the number of mounts and the time of the last mount in the superblock.
-func extNeverMounted(file *os.File) (bool, error) {
-	super, err := extSuper(file)
-	if err != nil {
-		return false, err
-	}
+func extNeverMounted(_ *os.File, super []byte) (bool, error) {
 	// s_mtime and its upper bits, s_mnt_count
 	return binary.LittleEndian.Uint32(super[0x2c:]) == 0 && super[0x275] == 0 &&
 		binary.LittleEndian.Uint16(super[0x34:]) == 0, nil
 }
 
-func extBytes(file *os.File) (int64, error) {
-	super, err := extSuper(file)
-	if err != nil {
-		return 0, err
-	}
+func extBytes(super []byte) (int64, error) {
 	// s_blocks_count_lo, s_log_block_size; s_blocks_count_hi counts if s_feature_incompat has INCOMPAT_64BIT.
 	blocks, shift := uint64(binary.LittleEndian.Uint32(super[4:])), binary.LittleEndian.Uint32(super[0x18:])
 	if binary.LittleEndian.Uint32(super[0x60:])&0x80 != 0 {
@@ -121,22 +121,14 @@ func extBytes(file *os.File) (int64, error) {
 // its disk. It does if the descriptors of all groups then need more blocks than the filesystem has and reserves for
 // them.
 func ExtGrowthMovesBlocks(dev Device) (moves bool, err error) {
-	err = dev.withFile(func(file *os.File) error {
-		super, err := extSuper(file)
-		if err != nil {
-			return err
+	err = dev.withSuper("ext4", func(_ *os.File, _ format, super []byte) error {
+		sizeBytes, err := extBytes(super)
+		if err == nil {
+			moves, err = extGrowthMovesBlocks(super, sizeBytes, dev.SizeBytes)
 		}
-		sizeBytes, err := extBytes(file)
-		if err != nil {
-			return err
-		}
-		moves, err = extGrowthMovesBlocks(super, sizeBytes, dev.SizeBytes)
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("%w: superblock of %s: %w", ErrUnreadable, dev, err)
-	}
-	return moves, nil
+	return moves && err == nil, err
 }
 
 func extGrowthMovesBlocks(super []byte, oldBytes, newBytes int64) (bool, error) {
@@ -145,11 +137,7 @@ func extGrowthMovesBlocks(super []byte, oldBytes, newBytes int64) (bool, error) 
 	if features&metaBG != 0 {
 		return false, nil // the descriptors of new groups are in these groups
 	}
-	blockBytes := int64(
-		kib,
-	) << binary.LittleEndian.Uint32(
-		super[0x18:],
-	) // s_log_block_size, see extBytes
+	blockBytes := int64(kib) << binary.LittleEndian.Uint32(super[0x18:])                    // as in extBytes
 	groupBytes := blockBytes * int64(binary.LittleEndian.Uint32(super[0x20:]))              // s_blocks_per_group
 	descriptorBytes, reserved := int64(32), int64(binary.LittleEndian.Uint16(super[0xce:])) // s_reserved_gdt_blocks
 	if features&is64Bit != 0 {
@@ -165,35 +153,21 @@ func extGrowthMovesBlocks(super []byte, oldBytes, newBytes int64) (bool, error) 
 	return descriptorBlocks(newBytes) > descriptorBlocks(oldBytes)+reserved, nil
 }
 
-// xfsSuper reads the beginning of struct xfs_dsb.
-func xfsSuper(file *os.File) ([]byte, error) {
-	super := make([]byte, 512)
-	_, err := file.ReadAt(super, 0)
-	return super, err
-}
-
 // xfsNeverMounted looks at the superblock, which says "in progress" until mkfs is done, and then at the log. mkfs
 // writes one record at the log's start and zeros behind it. The first mount writes to the 2 MiB that follow.
-func xfsNeverMounted(file *os.File) (bool, error) {
+func xfsNeverMounted(file *os.File, super []byte) (bool, error) {
 	const (
 		mkfsBytes    = 256 * kib // no record is longer
 		stampedBytes = 2 * mib
 	)
-	super, err := xfsSuper(file)
-	if err != nil {
-		return false, err
-	}
 	if super[126] != 0 { // sb_inprogress
 		return true, nil
 	}
 	// The log's start is given as a block in a group: sb_blocksize, sb_logstart, sb_agblocks, sb_logblocks,
 	// sb_agblklog.
 	block, start := int64(binary.BigEndian.Uint32(super[4:])), binary.BigEndian.Uint64(super[48:])
-	groupBlocks, logBlocks, groupShift := int64(
-		binary.BigEndian.Uint32(super[84:]),
-	), int64(
-		binary.BigEndian.Uint32(super[96:]),
-	), super[124]
+	groupBlocks, logBlocks := int64(binary.BigEndian.Uint32(super[84:])), int64(binary.BigEndian.Uint32(super[96:]))
+	groupShift := super[124]
 	if start == 0 || groupShift > 31 || logBlocks*block < stampedBytes {
 		return false, nil // not a layout that this plugin makes
 	}
@@ -202,40 +176,21 @@ func xfsNeverMounted(file *os.File) (bool, error) {
 	return found == "", err
 }
 
-func xfsBytes(file *os.File) (int64, error) {
-	super, err := xfsSuper(file)
-	if err != nil {
-		return 0, err
-	}
+func xfsBytes(super []byte) (int64, error) {
 	// sb_blocksize, sb_dblocks
 	return int64(binary.BigEndian.Uint32(super[4:])) * int64(binary.BigEndian.Uint64(super[8:])), nil
-}
-
-// btrfsSuper reads the part of struct btrfs_super_block that this package uses.
-func btrfsSuper(file *os.File) ([]byte, error) {
-	super := make([]byte, 1024)
-	_, err := file.ReadAt(super, 64*kib)
-	return super, err
 }
 
 // btrfsNeverMounted looks at uuid_tree_generation, which the first mount sets when it has checked the tree of UUIDs. A
 // short mount may end before that. Then every change shows as a log, or as a generation newer than the one in which
 // mkfs made the chunks, its last step.
-func btrfsNeverMounted(file *os.File) (bool, error) {
-	super, err := btrfsSuper(file)
-	if err != nil {
-		return false, err
-	}
+func btrfsNeverMounted(_ *os.File, super []byte) (bool, error) {
 	field := func(offset int) uint64 { return binary.LittleEndian.Uint64(super[offset:]) }
 	// uuid_tree_generation, log_root; generation, chunk_root_generation
 	return field(0x233) == 0 && field(0x60) == 0 && field(0x48) == field(0xa4), nil
 }
 
-func btrfsBytes(file *os.File) (int64, error) {
-	super, err := btrfsSuper(file)
-	if err != nil {
-		return 0, err
-	}
+func btrfsBytes(super []byte) (int64, error) {
 	if disks := binary.LittleEndian.Uint64(super[0x88:]); disks != 1 { // num_devices
 		return 0, fmt.Errorf("a btrfs on %d disks", disks)
 	}

@@ -10,8 +10,8 @@
 //
 // There are two kinds of records on the rack ([record.Record]):
 //
-//   - The intent, csi-expand-<volume ID>, says that an expansion is under way. It names the attempt, a UUID. The
-//     snapshot's name follows from the attempt.
+//   - The intent says that an expansion is under way. It names the attempt, a UUID. The snapshot's name follows from
+//     the attempt. The intent's own name has the hash of the disk's name, which is all that a create knows of a volume.
 //   - The decision, csi-grown-<disk ID>, is keyed by the disk that would be replaced. It says of one attempt that it is
 //     committed or taken back ([record.Replacement]).
 //
@@ -23,7 +23,8 @@
 //
 //  1. Create the intent. Names are unique, so there is one attempt at a time. A second process continues the same
 //     attempt.
-//  2. Look at the disk. If it is attached, take the attempt back.
+//  2. Wait until no look from before the intent counts any more ([Look]). Who continues an attempt that is not decided
+//     waits, too. Then look at the disk. If it is attached, take the attempt back.
 //  3. Make the snapshot. It is ready and as large as the disk, or the attempt is taken back.
 //  4. Look at the quota. If the new disk does not fit beside the snapshot, take the attempt back.
 //  5. Create the decision "committed".
@@ -41,10 +42,11 @@
 //
 // # Publishing
 //
-// A publish attaches the disk and then reads the records. An expansion creates its intent and then looks at the disk.
-// So one of them sees the other. A publish that finds an attempt without a decision takes it back. If the attempt is
-// committed, the publish detaches the disk, finishes the expansion and fails, and its repetition attaches the new disk.
-// Nothing was written to the old disk then: a publish that gave way was never answered with OK.
+// A publish asks for the intent beside the attach, and that look counts for less time than an expansion waits between
+// its intent and its look at the disk. So one of them sees the other. A publish that finds an attempt without a
+// decision takes it back. If the attempt is committed, the publish detaches the disk, finishes the expansion and fails,
+// and its repetition attaches the new disk. Nothing was written to the old disk then: a publish that gave way was never
+// answered with OK.
 //
 // # Ended processes
 //
@@ -63,7 +65,8 @@
 //   - Without a disk of the volume, only DeleteVolume deletes the snapshot of a committed attempt. A process remembers
 //     the volumes that it has deleted, and deletes what appears of them later.
 //
-// DeleteVolume reads the records only if the disk is not the first one, or if this process knows of an expansion.
+// DeleteVolume asks for the intent only if the disk is not the first one, and reads all records only if there is an
+// intent, or if this process knows of an expansion.
 //
 // # The calls of an expansion
 //
@@ -84,10 +87,9 @@
 //     disk yet. The snapshot and two records then stay until the next sweep of the controller that deleted the volume.
 //     If that one ends before, they stay for good, as quota. No volume's data are touched, and the volume does not come
 //     back. DeleteVolume for the same ID deletes them.
-//   - Another controller creates a volume of the same orchestrator's name, and has read the records before the commit
-//     ([Expander.ExpandingDisk]). If the name is free when its request for a disk arrives, the rack makes a blank disk.
-//     Kubernetes does not reuse the name of a volume that exists. The expansion then stops with an error that names the
-//     other disk, and the snapshot keeps the data.
+//   - Another controller creates the volume again while it has no disk, and ends before it deletes the disk that it
+//     made, or never gets the answer. The expansion then stops with an error that names the other disk, and the
+//     snapshot keeps the data.
 //   - A user creates the volume again while it has no disk, and the request does not allow the volume's rack. The rack
 //     that it allows then makes a second, blank disk, and the expansion goes on.
 //   - A controller of an older version publishes the volume and writes to it between the snapshot and the deletion.

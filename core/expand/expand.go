@@ -41,6 +41,7 @@ type Rack interface {
 	RecordNamed(ctx context.Context, name string) (r record.Record, found bool, err error)
 	CreateRecord(ctx context.Context, name, text string) (record.Record, error)
 	DeleteRecord(ctx context.Context, id string) error
+	DeleteRecordNamed(ctx context.Context, name string) error
 }
 
 var (
@@ -66,6 +67,10 @@ const stateWait = 30 * time.Second
 
 // Expander expands the volumes of one rack. It is safe for concurrent use.
 type Expander struct {
+	// LookAge is how long a look counts, see [Expander.Look]. Only four seconds are safe, because all controllers of a
+	// project must agree. Tests with one controller set less.
+	LookAge time.Duration
+
 	rack    Rack
 	cluster string
 	log     *slog.Logger
@@ -83,7 +88,7 @@ type Expander struct {
 // New returns an expander. It sends no request.
 func New(r Rack, cluster string, log *slog.Logger) *Expander {
 	return &Expander{
-		rack: r, cluster: cluster, log: log,
+		LookAge: 4 * time.Second, rack: r, cluster: cluster, log: log,
 		known: map[string]sighting{}, deleted: map[string]bool{}, said: map[string]bool{},
 	}
 }
@@ -126,11 +131,15 @@ func (e *Expander) carryOut(ctx context.Context, i record.Intent, begun bool, di
 			return rack.Disk{}, fmt.Errorf("volume %s: %w", i.Volume, ErrUnderWay)
 		}
 	}
-	d, snapshot, err := e.prepare(ctx, i, disk.Name)
+	// An intent that this call has not created may be younger than this call.
+	if err := e.letOthersAct(ctx); err != nil {
+		return rack.Disk{}, err
+	}
+	d, snapshot, err := e.prepare(ctx, i)
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	now, found, err := e.intent(ctx, i.Volume)
+	now, found, err := e.intent(ctx, i.DiskName)
 	switch {
 	case err != nil:
 		return rack.Disk{}, err
@@ -147,14 +156,15 @@ func (e *Expander) carryOut(ctx context.Context, i record.Intent, begun bool, di
 	return expanded, e.cleanUp(ctx, now, d, snapshot.ID)
 }
 
-// begin creates the intent. If the volume has one already, it returns that one, and false.
+// begin creates the intent. If the volume has one already, it returns that one, and false. One of a deleted volume
+// whose disks had the same name is taken back.
 func (e *Expander) begin(
 	ctx context.Context,
 	disk rack.Disk,
 	sizeBytes int64,
 ) (i record.Intent, begun bool, err error) {
 	i = record.Intent{
-		Cluster: e.cluster, Volume: disk.VolumeID, Disk: disk.ID, Attempt: uuid.NewString(),
+		Cluster: e.cluster, Volume: disk.VolumeID, Disk: disk.ID, DiskName: disk.Name, Attempt: uuid.NewString(),
 		SizeBytes: sizeBytes,
 	}
 	for range 3 {
@@ -165,7 +175,13 @@ func (e *Expander) begin(
 		if !errors.Is(err, rack.ErrAlreadyExists) {
 			return record.Intent{}, false, err
 		}
-		if old, found, err := record.Intents.Get(ctx, e.rack, "", disk.VolumeID); err != nil || found {
+		old, found, err := record.Intents.Get(ctx, e.rack, "", diskname.ForWork(disk.Name))
+		if err == nil && found && old.Volume != disk.VolumeID {
+			if err = e.takeBack(ctx, old); errors.Is(err, ErrTakenBack) {
+				continue
+			}
+		}
+		if err != nil || found {
 			return old, false, err
 		}
 	}
@@ -173,13 +189,11 @@ func (e *Expander) begin(
 }
 
 // prepare takes the steps up to the commit, and returns the decision and the snapshot. It takes the attempt back if one
-// of them fails for good. diskName is the name of all disks of the volume.
+// of them fails for good.
 func (e *Expander) prepare(
-	ctx context.Context,
-	i record.Intent,
-	diskName string,
+	ctx context.Context, i record.Intent,
 ) (d record.Replacement, snapshot rack.Snapshot, err error) {
-	disk, err := e.oldDisk(ctx, i, diskName)
+	disk, err := e.oldDisk(ctx, i)
 	if err != nil {
 		return d, snapshot, err
 	}
@@ -195,7 +209,7 @@ func (e *Expander) prepare(
 	case errors.Is(err, rack.ErrCapacity):
 		return d, snapshot, e.giveUp(ctx, i, fmt.Errorf("%w: %w", ErrNoRoom, err))
 	case errors.Is(err, rack.ErrNotFound):
-		return d, snapshot, e.giveUp(ctx, i, e.whyGone(ctx, i, diskName))
+		return d, snapshot, e.giveUp(ctx, i, e.whyGone(ctx, i))
 	case errors.Is(err, rack.ErrRefused):
 		return d, snapshot, e.giveUp(ctx, i, err)
 	case err != nil:
@@ -214,7 +228,7 @@ func (e *Expander) prepare(
 			"volume %s: the quota has to leave room for the larger disk of %d bytes beside a snapshot of %d bytes: %w",
 			disk.VolumeID, i.SizeBytes, disk.SizeBytes, ErrNoRoom))
 	}
-	d, err = e.decide(ctx, i, disk.Name, true)
+	d, err = e.decide(ctx, i, true)
 	switch {
 	case err != nil:
 		return d, snapshot, err
@@ -228,13 +242,13 @@ func (e *Expander) prepare(
 
 // oldDisk returns the disk that an attempt replaces, in the state in which that is possible. It takes the attempt back
 // if the disk will not get into that state by itself.
-func (e *Expander) oldDisk(ctx context.Context, i record.Intent, diskName string) (rack.Disk, error) {
+func (e *Expander) oldDisk(ctx context.Context, i record.Intent) (rack.Disk, error) {
 	disk, err := e.rack.DiskByID(ctx, i.Disk)
 	switch {
 	case errors.Is(err, rack.ErrNotFound):
 		// Another process has committed and deleted the disk, or the volume was deleted.
 		if err = e.rack.ConfirmProject(ctx); err == nil {
-			err = e.giveUp(ctx, i, e.whyGone(ctx, i, diskName))
+			err = e.giveUp(ctx, i, e.whyGone(ctx, i))
 		}
 		return disk, err
 	case err != nil:
@@ -253,8 +267,8 @@ func (e *Expander) oldDisk(ctx context.Context, i record.Intent, diskName string
 
 // whyGone says why the disk of an attempt does not exist any more: another process has replaced it, or the volume was
 // deleted.
-func (e *Expander) whyGone(ctx context.Context, i record.Intent, diskName string) error {
-	disk, err := e.rack.DiskByName(ctx, diskName)
+func (e *Expander) whyGone(ctx context.Context, i record.Intent) error {
+	disk, err := e.rack.DiskByName(ctx, i.DiskName)
 	switch {
 	case err == nil && disk.VolumeID == i.Volume:
 		return fmt.Errorf("volume %s: its disk was replaced meanwhile: %w", i.Volume, ErrUnderWay)
@@ -287,14 +301,9 @@ func (e *Expander) snapshot(ctx context.Context, i record.Intent, description st
 
 // decide creates the decision of an attempt. If the disk is decided already, it returns that decision, which may be
 // about another attempt.
-func (e *Expander) decide(
-	ctx context.Context,
-	i record.Intent,
-	diskName string,
-	commit bool,
-) (record.Replacement, error) {
+func (e *Expander) decide(ctx context.Context, i record.Intent, commit bool) (record.Replacement, error) {
 	wanted := record.Replacement{
-		Cluster: i.Cluster, Volume: i.Volume, Disk: i.Disk, DiskName: diskName, Attempt: i.Attempt,
+		Cluster: i.Cluster, Volume: i.Volume, Disk: i.Disk, DiskName: i.DiskName, Attempt: i.Attempt,
 		SizeBytes: i.SizeBytes, Committed: commit,
 	}
 	for range 3 {
@@ -344,7 +353,7 @@ func (e *Expander) giveUp(ctx context.Context, i record.Intent, reason error) er
 // takeBack takes an attempt back. It returns [ErrTakenBack] if that is done, and [ErrUnderWay] if the attempt is
 // committed, or if another attempt has replaced the disk.
 func (e *Expander) takeBack(ctx context.Context, i record.Intent) error {
-	d, err := e.decide(ctx, i, "", false)
+	d, err := e.decide(ctx, i, false)
 	switch {
 	case err != nil:
 		return err
@@ -390,7 +399,7 @@ func (e *Expander) clearTakenBack(ctx context.Context, i record.Intent, d record
 // its decision. So a missing intent and then an existing disk show that a process committed after the attempt was taken
 // back.
 func (e *Expander) isLate(ctx context.Context, d record.Replacement) (bool, error) {
-	i, found, err := e.intent(ctx, d.Volume)
+	i, found, err := e.intent(ctx, d.DiskName)
 	if err != nil || found && i.Attempt == d.Attempt {
 		return false, err
 	}

@@ -21,7 +21,7 @@ import (
 // needed says that an RPC needs the volume, so that the volume was not deleted. Only then is the new disk made if the
 // old one is gone already.
 func (e *Expander) forward(ctx context.Context, d record.Replacement, needed bool) (rack.Disk, error) {
-	i, found, err := e.intent(ctx, d.Volume)
+	i, found, err := e.intent(ctx, d.DiskName)
 	switch {
 	case err != nil:
 		return rack.Disk{}, err
@@ -56,8 +56,8 @@ func (e *Expander) forward(ctx context.Context, d record.Replacement, needed boo
 	case gone && !needed:
 		if disk, err = e.existing(ctx, d); errors.Is(err, ErrDeleted) {
 			err = fmt.Errorf(
-				"volume %s: snapshot %q has the data, do not delete it: publish or expand the volume, and its disk is made: %w",
-				d.Volume, snapshot.Name, rack.ErrReplaced)
+				"volume %s: %w, and snapshot %q has the data, do not delete it: publish or expand the volume, and its disk is made",
+				d.Volume, rack.ErrReplaced, snapshot.Name)
 		}
 	default:
 		disk, err = e.createNew(ctx, d, snapshot)
@@ -71,6 +71,7 @@ func (e *Expander) forward(ctx context.Context, d record.Replacement, needed boo
 
 // withoutIntent is forward for a decision whose intent is gone. A committed attempt deletes its intent after it has
 // made the new disk. So if the old disk still has its name, then the decision came after the attempt was taken back.
+// The decision is deleted, also if the volume was deleted, unless it is about the volume's first disk.
 func (e *Expander) withoutIntent(ctx context.Context, d record.Replacement) (rack.Disk, error) {
 	disk, err := e.existing(ctx, d)
 	switch {
@@ -80,8 +81,8 @@ func (e *Expander) withoutIntent(ctx context.Context, d record.Replacement) (rac
 		}
 		return rack.Disk{}, errors.Join(
 			e.rack.DeleteRecord(ctx, d.Stored.ID), fmt.Errorf("volume %s: %w", d.Volume, ErrTakenBack))
-	case err == nil && d.Disk != rack.DiskID(d.Volume):
-		err = e.rack.DeleteRecord(ctx, d.Stored.ID)
+	case (err == nil || errors.Is(err, ErrDeleted)) && d.Disk != rack.DiskID(d.Volume):
+		err = errors.Join(err, e.rack.DeleteRecord(ctx, d.Stored.ID))
 	}
 	return disk, err
 }
@@ -120,17 +121,20 @@ func (e *Expander) createNew(ctx context.Context, d record.Replacement, snapshot
 		if disk, err := e.existing(ctx, d); !errors.Is(err, ErrDeleted) {
 			return disk, err
 		}
-		spec.SizeBytes = snapshot.SizeBytes
-		disk, err = e.rack.CreateDisk(ctx, spec)
+		// A create of a volume may have made a disk of this name, and have deleted it again: then there is room now.
+		if disk, err = e.rack.CreateDisk(ctx, spec); errors.Is(err, rack.ErrCapacity) || errors.Is(err, rack.ErrSize) {
+			spec.SizeBytes = snapshot.SizeBytes
+			disk, err = e.rack.CreateDisk(ctx, spec)
+		}
 	}
 	switch {
 	case err == nil:
 		return disk, nil
 	case errors.Is(err, rack.ErrCapacity):
 		return rack.Disk{}, fmt.Errorf(
-			"volume %s: the rack has no room for its disk: snapshot %q has the data, do not delete it: "+
-				"free quota or space, then repeat the call: %w",
-			d.Volume, snapshot.Name, ErrOnlySnapshot)
+			"volume %s: the rack has no room for its disk: %w, %q, which has the data: "+
+				"do not delete it, free quota or space, and repeat the call",
+			d.Volume, ErrOnlySnapshot, snapshot.Name)
 	case errors.Is(err, rack.ErrNotFound): // the snapshot is gone: another process is further
 		return e.existing(ctx, d)
 	case errors.Is(err, rack.ErrAlreadyExists), rack.OutcomeUnknown(err):
@@ -156,7 +160,7 @@ func (e *Expander) existing(ctx context.Context, d record.Replacement) (rack.Dis
 		return rack.Disk{}, err
 	case disk.VolumeID != d.Volume:
 		return rack.Disk{}, fmt.Errorf(
-			"volume %s: disk %q (%s) took its name: delete that disk if it is unused: %w",
+			"volume %s: disk %q (%s) took its name: %w: delete that disk if it is unused",
 			d.Volume,
 			disk.Name,
 			disk.ID,
@@ -171,12 +175,12 @@ func (e *Expander) existing(ctx context.Context, d record.Replacement) (rack.Dis
 	if disk.State == rack.Faulted {
 		// It is not made again from the snapshot: the volume may have been published meanwhile.
 		return rack.Disk{}, fault.DiskFaulted.Errorf(
-			"disk %q (%s) of volume %s is faulted: restore snapshot %q, taken before the expansion, or ask the rack's operator: %w",
+			"disk %q (%s) of volume %s is faulted: %w: restore snapshot %q, taken before the expansion, or ask the rack's operator",
 			disk.Name,
 			disk.ID,
 			d.Volume,
-			diskname.ForExpansion(d.Attempt),
 			rack.ErrInternal,
+			diskname.ForExpansion(d.Attempt),
 		)
 	}
 	return disk, nil

@@ -105,7 +105,8 @@ func (l *lister) readRecords(ctx context.Context) error {
 // first disk is gone: the record may have been deleted by hand. Otherwise any user may have written the description.
 func (l *lister) believed(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
 	first := rack.DiskID(disk.VolumeID)
-	if !disk.Grown() || disk.HalfDeleted() || l.records.decisions[first].DiskName == disk.Name ||
+	known := l.records.decisions[first]
+	if !disk.Grown() || disk.HalfDeleted() || known.Committed && known.DiskName == disk.Name ||
 		l.records.newer[disk.VolumeID] != nil {
 		return disk, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
@@ -159,4 +160,19 @@ func TestIgnoredGroupIsSaidOnce(t *testing.T) {
 		!strings.Contains(said, "csi-defer-") {
 		t.Errorf("logged:\n%s", said)
 	}
+}
+
+// An attempt is old when it has been at one step for a while. The next attempt, or the next step, is not.
+func TestAgeBelongsToAStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(nil, "c", slog.New(slog.DiscardHandler))
+		for _, now := range []step{{"1", false}, {"1", true}, {"1", false}, {"2", false}} {
+			if e.isOld("v", now, SettleAge) {
+				t.Errorf("%v is old when it is seen first", now)
+			}
+			if time.Sleep(SettleAge); !e.isOld("v", now, SettleAge) {
+				t.Errorf("%v is not old after %s", now, SettleAge)
+			}
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
@@ -18,10 +19,8 @@ import (
 type recordSet struct {
 	intents   map[string]record.Intent           // by volume
 	decisions map[rack.DiskID]record.Replacement // by replaced disk
-	// newer are the volumes with a record of a newer format. names are the names of their disks, as far as such a record
-	// still says that, and attempts their attempts.
+	// newer are the volumes with a record of a newer format. attempts has their attempts, too.
 	newer    map[string]error
-	names    map[string]error
 	attempts map[string]bool
 }
 
@@ -29,7 +28,7 @@ type recordSet struct {
 func parseRecords(records []record.Record) recordSet {
 	set := recordSet{
 		intents: map[string]record.Intent{}, decisions: map[rack.DiskID]record.Replacement{},
-		newer: map[string]error{}, names: map[string]error{}, attempts: map[string]bool{},
+		newer: map[string]error{}, attempts: map[string]bool{},
 	}
 	intents, newerIntents := record.Intents.In(records, "")
 	for _, i := range intents {
@@ -41,13 +40,9 @@ func parseRecords(records []record.Record) recordSet {
 	}
 	for _, n := range newerDecisions {
 		set.newer[n.Fields.Volume], set.attempts[n.Fields.Attempt] = n.Err, true
-		set.names[n.Fields.DiskName] = n.Err
 	}
 	for _, d := range decisions {
 		set.decisions[d.Disk], set.attempts[d.Attempt] = d, true
-		if err := set.newer[d.Volume]; err != nil {
-			set.names[d.DiskName] = err
-		}
 	}
 	return set
 }
@@ -85,9 +80,9 @@ func (s recordSet) underWay(d record.Replacement) bool {
 	return d.Committed && s.intents[d.Volume].Attempt == d.Attempt
 }
 
-// intent returns the intent of a volume. A group that is none does not count.
-func (e *Expander) intent(ctx context.Context, volumeID string) (record.Intent, bool, error) {
-	i, found, err := record.Intents.Get(ctx, e.rack, "", volumeID)
+// intent returns the intent of the volume with disks of this name. A group that is none does not count.
+func (e *Expander) intent(ctx context.Context, diskName string) (record.Intent, bool, error) {
+	i, found, err := record.Intents.Get(ctx, e.rack, "", diskname.ForWork(diskName))
 	return i, found, orNone(err)
 }
 

@@ -23,11 +23,11 @@ import (
 // [ErrDeleted] means that the volume was deleted. needed says that the RPC needs the volume. Without that, Finish makes
 // no disk, and its error names the snapshot with the data.
 func (e *Expander) Finish(ctx context.Context, volumeID string, needed bool) (rack.Disk, error) {
-	i, found, err := e.intent(ctx, volumeID)
+	first, i, err := e.replacementOf(ctx, volumeID)
 	if err != nil {
 		return rack.Disk{}, err
 	}
-	if found {
+	if i.Attempt != "" {
 		d, decided, err := e.decisionOf(ctx, i)
 		if err != nil {
 			return rack.Disk{}, err
@@ -36,44 +36,28 @@ func (e *Expander) Finish(ctx context.Context, volumeID string, needed bool) (ra
 			return e.forward(ctx, d, needed)
 		}
 	}
-	d, found, err := e.decision(ctx, rack.DiskID(volumeID))
-	switch {
-	case err != nil:
-		return rack.Disk{}, err
-	case !found:
-		return rack.Disk{}, fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
-	}
-	disk, err := e.existing(ctx, d) // another process may just have finished
+	disk, err := e.existing(ctx, first) // another process may just have finished
 	if errors.Is(err, errOld) {
 		err = fmt.Errorf("volume %s: %w", volumeID, ErrUnderWay)
 	}
 	return disk, err
 }
 
-// ExpandingDisk returns the disk of this name, for a create of a volume, if an expansion is replacing it. Until the new
-// disk exists, the error is [rack.ErrReplaced]. [rack.ErrNotFound] means that no expansion is replacing such a disk.
-func (e *Expander) ExpandingDisk(ctx context.Context, diskName string) (rack.Disk, error) {
-	records, err := e.rack.Records(ctx)
+// replacementOf returns the decision about the first disk of a volume, and the volume's intent if there is one.
+func (e *Expander) replacementOf(
+	ctx context.Context, volumeID string,
+) (first record.Replacement, i record.Intent, err error) {
+	first, found, err := e.decision(ctx, rack.DiskID(volumeID))
+	if err == nil && !found {
+		err = fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
+	}
 	if err != nil {
-		return rack.Disk{}, err
+		return first, i, err
 	}
-	set := parseRecords(records)
-	if err := set.names[diskName]; err != nil {
-		return rack.Disk{}, err
+	if i, found, err = e.intent(ctx, first.DiskName); !found || i.Volume != volumeID {
+		i = record.Intent{}
 	}
-	for _, d := range set.decisions {
-		if d.DiskName != diskName || !set.underWay(d) || e.isDeleted(d.Volume) {
-			continue
-		}
-		disk, err := e.rack.DiskByName(ctx, diskName)
-		if errors.Is(err, rack.ErrNotFound) {
-			err = fmt.Errorf(
-				"volume %s exists and has no disk now: repeat its expansion (oxide-csi volume expand): %w",
-				d.Volume, rack.ErrReplaced)
-		}
-		return disk, err
-	}
-	return rack.Disk{}, fmt.Errorf("disk %q: %w", diskName, rack.ErrNotFound)
+	return first, i, err
 }
 
 // Yield makes sure that a disk, which was just attached or stays attached, is not replaced. The caller has attached the
@@ -135,35 +119,40 @@ func (e *Expander) giveWay(ctx context.Context, disk rack.Disk) error {
 
 // Owner returns the cluster whose expansion a volume without a disk is in ([rack.ErrReplaced]).
 func (e *Expander) Owner(ctx context.Context, volumeID string) (cluster string, err error) {
-	if i, found, err := e.intent(ctx, volumeID); err != nil || found {
-		return i.Cluster, err
-	}
-	d, found, err := e.decision(ctx, rack.DiskID(volumeID))
-	if err == nil && !found {
-		err = fmt.Errorf("volume %s: %w", volumeID, ErrDeleted)
-	}
-	return d.Cluster, err
+	first, i, err := e.replacementOf(ctx, volumeID)
+	return cmp.Or(i.Cluster, first.Cluster), err
 }
 
 // maxDeleted bounds the memory for the deleted volumes.
 const maxDeleted = 20_000
 
-// Deleted is for DeleteVolume, after the volume's disk was deleted. If grown says that the volume has grown, or if this
-// process knows an expansion of the volume, it deletes all records and snapshots of the volume. An expansion in another
-// process may leave some later: those are deleted by [Expander.Settle], after an answer with OK only. A volume whose
-// deletion failed may be used again.
-func (e *Expander) Deleted(ctx context.Context, volumeID string, grown bool) error {
+// Deleted is for DeleteVolume, after the volume's disk was deleted. It deletes what is left of the volume's expansions.
+// Without a disk, with a name, there was none. expanding says that an expansion may be under way, or may have left more
+// than the record of a finished one. An expansion in another process may leave something later: that is deleted by
+// [Expander.Settle], after an answer with OK only. A volume whose deletion failed may be used again.
+func (e *Expander) Deleted(ctx context.Context, disk rack.Disk, expanding bool) (err error) {
+	volumeID := disk.VolumeID
 	e.mu.Lock()
 	_, known := e.known[volumeID]
 	e.mu.Unlock()
-	if grown || known {
-		records, err := e.rack.Records(ctx)
-		if err == nil {
+	expanding = expanding || known
+	if !expanding && disk.Name != "" && disk.Grown() {
+		look := e.Look(ctx, disk.Name)
+		err = e.deleteHalf(ctx, rack.DiskID(volumeID))
+		_, found, lookErr := look.UnderWay(ctx)
+		if err = cmp.Or(err, lookErr); err == nil && !found {
+			err = e.rack.DeleteRecordNamed(ctx, record.Replacements.Named("", volumeID))
+		}
+		expanding = found
+	}
+	if expanding && err == nil {
+		var records []record.Record
+		if records, err = e.rack.Records(ctx); err == nil {
 			err = e.forget(ctx, volumeID, parseRecords(records))
 		}
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -225,8 +214,8 @@ func (e *Expander) forget(ctx context.Context, volumeID string, set recordSet) e
 
 // deleteMadeMeanwhile deletes a disk that another process made of the snapshot before the snapshot was deleted.
 func (e *Expander) deleteMadeMeanwhile(ctx context.Context, d record.Replacement) error {
-	if d.DiskName == "" {
-		return nil // the attempt was taken back
+	if !d.Committed {
+		return nil
 	}
 	disk, err := e.rack.DiskByName(ctx, d.DiskName)
 	switch {

@@ -84,10 +84,13 @@ func TestWordsArePermanent(t *testing.T) {
 // no placeholders, because a command prints it as it is.
 func TestRows(t *testing.T) {
 	kubernetes := regexp.MustCompile("kubectl|Secret")
-	onlyKubernetes := []*fault.Row{fault.OtherDriver, fault.SnapshotNotReady}
+	onlyKubernetes := []*fault.Row{
+		fault.OtherDriver, fault.SnapshotNotReady, fault.ClaimMissing, fault.UsedByAnotherPod, fault.VolumeReleased,
+		fault.WaitsForOther,
+	}
 	onlyOrchestrators := append(
 		onlyKubernetes, fault.PluginNotRegistered, fault.NodeNotReady, fault.NotStartedYet, fault.RunsWithoutDisk,
-		fault.RunsWithoutMount,
+		fault.RunsWithoutMount, fault.RunsWithoutClaim,
 	)
 	for _, row := range fault.Table {
 		if !regexp.MustCompile(`^[A-Z][A-Za-z]+$`).MatchString(row.Word) || row.Verdict == "" || row.Actor == "" ||
@@ -121,6 +124,7 @@ var (
 
 // withoutRow are the exported errors without a row, and the reasons.
 var withoutRow = map[string]string{
+	"core/device.ErrNoProof":     "the open files of the node decide instead",
 	"core/device.ErrOccupied":    "a check goes on without a marker, and a growth is an ErrGrow",
 	"core/rack.ErrAlreadyExists": "CreateVolume looks up the disk and decides the code",
 	"core/rack.ErrNotStopped":    "is an ErrRefused",
@@ -244,9 +248,14 @@ func TestErrorsPage(t *testing.T) {
 const pageBegin = `# What can go wrong
 
 Each error of the plugin ends with a permanent word in brackets:
-` + "`refusing to format /dev/nvme1n1: it holds an ext4 [DiskNotBlank]`" + `. Events, logs and commands repeat it, and
-` + "`oxide-csi explain`" + ` begins with it ([troubleshooting](../how-to/troubleshooting.md)). Search this page for the word. An
-error without a word names what is wrong with the request. Words without a code come from ` + "`explain`" + ` alone.
+` + "`refusing to format /dev/nvme1n1: it holds an ext4 [DiskNotBlank]`" + `. Search this page for the word. Events, logs and
+commands repeat it, and ` + "`oxide-csi explain`" + ` begins with it ([troubleshooting](../how-to/troubleshooting.md)). An error
+without a word names what is wrong with the request.
+
+In parentheses is who acts (you, who operate the cluster; the *owner* of the workload; an operator of the *rack*;
+*wait*: the orchestrator repeats the call until it succeeds), and the gRPC code, unless only ` + "`explain`" + ` has the
+word. Then come the next steps: first Kubernetes' or everybody's, then others of Nomad and plain hosts. There "wait"
+means: repeat the command.
 
 <!-- Made from core/fault/table.go by: UPDATE=1 go test ./core/fault -->
 `
@@ -260,14 +269,20 @@ func errorsPage() string {
 	rows := slices.Clone(fault.Table)
 	slices.SortFunc(rows, func(a, b *fault.Row) int { return strings.Compare(a.Word, b.Word) })
 	for _, row := range rows {
-		fmt.Fprintf(&page, "\n## %s\n\n%s. %s\n\n", row.Word,
-			strings.ToUpper(row.Verdict[:1])+placeholders.Replace(row.Verdict)[1:], row.Why)
+		actor := map[string]string{
+			fault.Operator: "you", fault.RackOperator: "rack", fault.Nobody: "wait", fault.Owner: "owner",
+		}[row.Actor]
+		verdict := placeholders.Replace(row.Verdict)
+		fmt.Fprintf(&page, "\n## %s\n\n%s%s. %s *(%s%s)*\n\n",
+			row.Word, strings.ToUpper(verdict[:1]), verdict[1:], row.Why, actor, code(row))
 		for _, line := range []struct{ label, text string }{
-			{"Who acts", row.Actor + code(row)}, {"Next", row.Next}, {"Next, on Nomad", row.OnNomad},
-			{"Next, on plain hosts", row.OnHosts},
+			{"", row.Next}, {"**Nomad:** ", row.OnNomad}, {"**Hosts:** ", row.OnHosts},
 		} {
-			if line.text != "" {
-				fmt.Fprintf(&page, "- **%s:** %s\n", line.label, placeholders.Replace(line.text))
+			// Its beginning says what waiting means.
+			text := regexp.MustCompile(`^(wait: the orchestrator (repeats the call|tries again)|repeat the command)(\. |; )?`).
+				ReplaceAllString(line.text, "")
+			if repeats := line.label != "" && line.text == row.Next; text != "" && !repeats {
+				fmt.Fprintf(&page, "- %s%s\n", line.label, placeholders.Replace(text))
 			}
 		}
 	}
@@ -280,5 +295,5 @@ func code(row *fault.Row) string {
 		return ""
 	}
 	name := regexp.MustCompile(`([a-z])([A-Z])`).ReplaceAllString(row.Code.String(), "${1}_${2}")
-	return ". **Code:** " + strings.ToUpper(name)
+	return "; " + strings.ToUpper(name)
 }

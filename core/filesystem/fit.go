@@ -152,10 +152,8 @@ func fitExt(c choices, disk Disk) error {
 	inodes := c.number("-N", disk.Size/c.number("-i", ratio, 0), 0)
 	journal := c.number("-J size", 0, 0) * mib
 	group := c.number("-g", 8*block, 0)
-	if err := fitExtFeatures(c); err != nil {
-		return err
-	}
-	return firstBroken(
+	return firstBroken(append(
+		extFeatures(c),
 		tooSmallBlock("-b", block, disk),
 		limit{inode <= block, fmt.Sprintf("-I %d: an inode is at most one block, here %d bytes", inode, block)},
 		limit{
@@ -192,67 +190,45 @@ func fitExt(c choices, disk Disk) error {
 			!c.has("-E resize") || c.number("-E resize", 0, 0) > disk.Size,
 			fmt.Sprintf("-E resize: use more than the size of the disk, %d bytes", disk.Size),
 		},
-	)
+	)...)
 }
 
-// fitExtFeatures are the features of ext that exclude each other.
-func fitExtFeatures(c choices) error {
-	return firstBroken(
-		limit{
+// extFeatures are the features of ext that exclude each other.
+func extFeatures(c choices) []limit {
+	return []limit{
+		{
 			!c.feature("meta_bg", false) || !c.feature("resize_inode", true) && !c.has("-E resize"),
 			"-O meta_bg: only with -O ^resize_inode and without -E resize",
 		},
-		limit{
+		{
 			c.feature("sparse_super", true) || !c.feature("resize_inode", true),
 			"-O ^sparse_super: only with -O ^resize_inode",
 		},
-		limit{
+		{
 			!c.feature("metadata_csum_seed", false) || c.feature("metadata_csum", true),
 			"-O metadata_csum_seed: not with -O ^metadata_csum",
 		},
-	)
+	}
 }
 
 // tooSmallBlock is the limit of every filesystem: its block is not smaller than the disk's.
 func tooSmallBlock(option string, block int64, disk Disk) limit {
 	return limit{block >= disk.BlockSize, fmt.Sprintf(
 		"%s %d: the disk has blocks of %d bytes: use at least that, or a smaller blockSize (an encrypted disk has 4096)",
-		option, block, disk.BlockSize,
-	)}
+		option, block, disk.BlockSize)}
 }
 
 func fitXFS(c choices, disk Disk) error {
 	block := c.number("-b size", defaultBlock, 0)
 	sector := c.number("-s size", disk.BlockSize, 0)
-	inode := c.number("-i size", 512, 0)
-	if c.has("-i perblock") {
-		inode = block / c.number("-i perblock", 1, 0)
-	}
-	su, sw := c.number("-d su", 0, block), c.number("-d sw", 0, 0)
-	if c.has("-d sunit") || c.has("-d swidth") {
-		su = c.number("-d sunit", 0, 0) * 512
-		sw = c.number("-d swidth", 0, 0) * 512 / max(su, 1)
-	}
-	groups := int64(4)
-	switch {
-	case su > 0 && disk.Size < 8*kib*mib:
-		groups = 8
-	case su > 0:
-		groups = 32
-	}
-	groups = max(c.number("-d agcount", groups, 0), 1)
-	group := c.number("-d agsize", disk.Size/groups, block)
+	inode, most := c.number("-i size", 512, 0), min(block/2, 2*kib)
+	group := c.number("-d agsize", disk.Size/c.number("-d agcount", 4, 0), block)
 	log := c.number("-l size", 64*mib, block)
-	logUnit := c.number("-l su", c.number("-l sunit", block/512, 0)*512, block)
 	return firstBroken(
 		tooSmallBlock("-b size", block, disk),
 		tooSmallBlock("-s size", sector, disk),
 		limit{sector <= block, fmt.Sprintf("-s size=%d: a sector is at most one block, here %d bytes", sector, block)},
-		limit{
-			512 <= inode && inode <= min(block/2, 2*kib),
-			fmt.Sprintf("-i size, perblock: use inodes from 512 to %d bytes, half a block", min(block/2, 2*kib)),
-		},
-		limit{!c.has("-i size") || !c.has("-i perblock"), "-i: give size or perblock"},
+		limit{512 <= inode && inode <= most, fmt.Sprintf("-i size: use inodes from 512 to %d bytes, half a block", most)},
 		limit{!c.has("-d agcount") || !c.has("-d agsize"), "-d: give agcount or agsize"},
 		limit{
 			72*mib <= group || !c.has("-d agcount") && !c.has("-d agsize"),
@@ -261,23 +237,8 @@ func fitXFS(c choices, disk Disk) error {
 		limit{!c.has("-d agsize") || group%block == 0, fmt.Sprintf("-d agsize: use whole blocks of %d bytes", block)},
 		limit{group < disk.Size, "-d agcount, agsize: use at least two allocation groups"},
 		limit{
-			c.has("-d su") == c.has("-d sw") && c.has("-d sunit") == c.has("-d swidth") &&
-				!(c.has("-d su") && c.has("-d sunit")) && !(c.has("-d noalign") && (c.has("-d su") || c.has("-d sunit"))),
-			"-d: give su and sw, or sunit and swidth, or noalign",
-		},
-		limit{
-			su == 0 || su%block == 0 && sw > 0 && su <= group/4 &&
-				c.number("-d swidth", 0, 0)%max(c.number("-d sunit", 1, 0), 1) == 0,
-			fmt.Sprintf("-d su, sunit: use whole blocks of %d bytes, at most %d, and a width of whole units", block, group/4),
-		},
-		limit{
 			!c.has("-l size") || 64*mib <= log && log <= min(group/4*3, 2000*mib, mib*block/4*3),
 			fmt.Sprintf("-l size: use 64m to three quarters of an allocation group, here %d bytes", group/4*3),
-		},
-		limit{!c.has("-l su") || !c.has("-l sunit"), "-l: give su or sunit"},
-		limit{
-			logUnit > 0 && logUnit%block == 0 && logUnit <= 256*kib,
-			fmt.Sprintf("-l su, sunit: use whole blocks of %d bytes, at most 256k", block),
 		},
 		limit{
 			c.number("-n size", 64*kib, block) >= block,
@@ -295,11 +256,6 @@ func fitBtrfs(c choices, _ Disk) error {
 	if c.has("-M") {
 		node = 4 * kib
 	}
-	return firstBroken(
-		limit{c.number("-n", node, 0) == 4*kib, "-M, -O mixed-bg: use -n 4096"},
-		limit{
-			cmp.Or(c["-m"], "single") == cmp.Or(c["-d"], "single"),
-			"-M, -O mixed-bg: use the same profile for -m and -d",
-		},
-	)
+	return firstBroken(limit{c.number("-n", node, 0) == 4*kib, "-M, -O mixed-bg: use -n 4096"},
+		limit{cmp.Or(c["-m"], "single") == cmp.Or(c["-d"], "single"), "-M, -O mixed-bg: use the same profile for -m and -d"})
 }

@@ -44,8 +44,7 @@ var (
 			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
 		`has_journal|extents?`)
 	// With any other feature, the filesystem counts as ext4.
-	ext3Features = listOf(
-		`dir_index|ext_attr|filetype|large_file|meta_bg|resize_inode|sparse_super|sparse_super2`,
+	ext3Features = listOf(`dir_index|ext_attr|filetype|large_file|meta_bg|resize_inode|sparse_super|sparse_super2`,
 		`has_journal`)
 )
 
@@ -76,13 +75,10 @@ var (
 	ext3Rules = withFeatures(ext4Rules, ext3Features, "-C", "-G")
 	xfsRules  = map[string]rule{
 		"-b": {suboptions: map[string]*regexp.Regexp{"size": block}},
-		"-d": {suboptions: map[string]*regexp.Regexp{
-			"agcount": some, "agsize": someKiB, "su": size, "sw": number, "sunit": number, "swidth": number, "noalign": nil,
-		}},
+		"-d": {suboptions: map[string]*regexp.Regexp{"agcount": some, "agsize": someKiB}},
 		"-i": {suboptions: map[string]*regexp.Regexp{
 			"attr":        whole(`2`),
 			"maxpct":      percent,
-			"perblock":    whole(`2|4|8`),
 			"size":        whole(`512|1024|2048|[12][kK]`),
 			"sparse":      flag,
 			"nrext64":     flag,
@@ -90,10 +86,7 @@ var (
 			"projid32bit": always,
 		}},
 		"-K": {},
-		"-l": {suboptions: map[string]*regexp.Regexp{
-			"size": size, "su": size, "sunit": number,
-			"lazy-count": always, "version": whole(`2`),
-		}},
+		"-l": {suboptions: map[string]*regexp.Regexp{"size": size, "lazy-count": always, "version": whole(`2`)}},
 		"-L": {value: label},
 		"-m": {suboptions: xfsBool},
 		"-n": {suboptions: map[string]*regexp.Regexp{

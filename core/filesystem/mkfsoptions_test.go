@@ -27,7 +27,7 @@ func TestParseMkfsOptions(t *testing.T) {
 		{"ext3", "-b 4096 -I 256", []string{"-b", "4096", "-I", "256"}},
 		{"ext4", "-O ^metadata_csum,64bit -T largefile", []string{"-O", "^metadata_csum,64bit", "-T", "largefile"}},
 		{"ext4", "-J size=16 -L data", []string{"-J", "size=16", "-L", "data"}},
-		{"xfs", "-d su=64k,sw=4 -i size=1024 -K", []string{"-d", "su=64k,sw=4", "-i", "size=1024", "-K"}},
+		{"xfs", "-d agcount=8 -i size=1024 -K", []string{"-d", "agcount=8", "-i", "size=1024", "-K"}},
 		{"xfs", "-m reflink=1,bigtime=0 -l size=64m", []string{"-m", "reflink=1,bigtime=0", "-l", "size=64m"}},
 	} {
 		t.Run(tc.fsType+" "+tc.options, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 		{"ext4", "-b 512"}, {"ext4", "-b 8192"}, {"ext4", "-b 65536"}, {"ext4", "-b 3000"}, {"ext4", "-I 64"}, {"ext4", "-I 300"},
 		{"ext4", "-I 8192"}, {"ext4", "-i 512"}, {"ext4", "-m 51"}, {"ext4", "-N 0"}, {"ext4", "-C 0"}, {"ext4", "-g 0"},
 		{"ext3", "-G 16"}, {"ext3", "-C 65536"}, {"xfs", "-b size=512"}, {"xfs", "-b size=8k"}, {"xfs", "-b size=3000"},
-		{"xfs", "-s size=8192"}, {"xfs", "-i size=256"}, {"xfs", "-i size=4096"}, {"xfs", "-i perblock=0"}, {"xfs", "-i perblock=16"},
+		{"xfs", "-s size=8192"}, {"xfs", "-i size=256"}, {"xfs", "-i size=4096"}, {"xfs", "-i perblock=2"}, {"xfs", "-d su=64k,sw=4"},
 		{"xfs", "-i attr=1"}, {"xfs", "-i align=0"}, {"xfs", "-i projid32bit=0"}, {"xfs", "-l lazy-count=0"}, {"xfs", "-l version=1"},
 		{"xfs", "-m crc=0"}, {"xfs", "-n ftype=0"}, {"xfs", "-n version=ci"}, {"xfs", "-n size=512"}, {"xfs", "-n size=128k"},
 		{"xfs", "-d agcount=0"}, {"btrfs", "-s 512"}, {"btrfs", "-s 8192"}, {"btrfs", "-n 2048"}, {"btrfs", "-n 12288"},
@@ -91,7 +91,7 @@ func TestParseMkfsOptionsRefuses(t *testing.T) {
 
 // No word that passes holds what a path or a shell needs.
 func FuzzParseMkfsOptions(f *testing.F) {
-	for _, seed := range []string{"-i 65536", "-E stride=4,nodiscard", "-d su=64k,sw=4", "-J device=/dev/x", "-l logdev=/x"} {
+	for _, seed := range []string{"-i 65536", "-E stride=4,nodiscard", "-d agcount=8,agsize=1g", "-J device=/dev/x", "-l logdev=/x"} {
 		f.Add("ext4", seed)
 		f.Add("xfs", seed)
 	}

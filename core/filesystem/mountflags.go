@@ -24,19 +24,17 @@ type mountFlag struct {
 // a file or a part of the filesystem, or that changes what is mounted. It has none that skips recovery, checksums or
 // the flushes of the disk. It has none that makes the kernel panic, or go on with a damaged filesystem.
 var (
-	genericFlags = append(bare(
-		"defaults", "ro", "rw", "atime", "noatime", "relatime", "norelatime", "strictatime", "nostrictatime",
-		"diratime", "nodiratime", "lazytime", "nolazytime", "suid", "nosuid", "dev", "nodev", "exec", "noexec",
-		"sync", "async", "dirsync", "iversion", "noiversion", "silent", "loud", "_netdev", "nodiscard"),
+	genericFlags = append(bare("defaults", "ro", "rw", "atime", "noatime", "relatime", "norelatime", "strictatime",
+		"nostrictatime", "diratime", "nodiratime", "lazytime", "nolazytime", "suid", "nosuid", "dev", "nodev", "exec",
+		"noexec", "sync", "async", "dirsync", "iversion", "noiversion", "silent", "loud", "_netdev", "nodiscard"),
 		valued("context", "=label", seLinuxLabel),
 		valued("fscontext", "=label", seLinuxLabel),
 		valued("defcontext", "=label", seLinuxLabel),
 		valued("rootcontext", "=label", seLinuxLabel),
 	)
-	extFlags = append(bare(
-		"discard", "acl", "user_xattr", "barrier", "auto_da_alloc", "block_validity", "noblock_validity", "init_itable",
-		"noinit_itable", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "bsddf", "minixdf", "quota", "noquota",
-		"usrquota", "grpquota"),
+	extFlags = append(bare("discard", "acl", "user_xattr", "barrier", "auto_da_alloc", "block_validity",
+		"noblock_validity", "init_itable", "noinit_itable", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "bsddf", "minixdf",
+		"quota", "noquota", "usrquota", "grpquota"),
 		valued("commit", "=seconds", `=[0-9]{1,5}`),
 		valued("data", "=ordered, =journal", `=(ordered|journal)`),
 		valued("errors", "=remount-ro", `=remount-ro`),
@@ -50,21 +48,18 @@ var (
 	)
 	// The kernel refuses these for ext3.
 	ext4Flags = bare("delalloc", "nodelalloc", "dioread_lock", "dioread_nolock", "journal_checksum")
-	xfsFlags  = append(bare(
-		"discard", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio", "noalign", "swalloc",
-		"wsync", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "noquota", "quota", "uquota", "usrquota", "uqnoenforce",
-		"qnoenforce", "gquota", "grpquota", "gqnoenforce", "pquota", "prjquota", "pqnoenforce"),
+	xfsFlags  = append(bare("discard", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio",
+		"noalign", "swalloc", "wsync", "grpid", "bsdgroups", "nogrpid", "sysvgroups", "noquota", "quota", "uquota",
+		"usrquota", "uqnoenforce", "qnoenforce", "gquota", "grpquota", "gqnoenforce", "pquota", "prjquota", "pqnoenforce"),
 		// The kernel takes the lowest bit of another size.
-		valued("allocsize", "=4k, =8k, =16k to =1g",
-			`=((4|8|16|32|64|128|256|512)[kKmM]|(1|2)[mM]|1[gG])`),
+		valued("allocsize", "=4k, =8k, =16k to =1g", `=((4|8|16|32|64|128|256|512)[kKmM]|(1|2)[mM]|1[gG])`),
 		valued("logbufs", "=2 to 8", `=[2-8]`),
 		valued("logbsize", "=16k, =32k, =64k, =128k, =256k", `=(16|32|64|128|256)[kK]`),
 		valued("sunit", "=number", `=[0-9]{1,9}`),
 		valued("swidth", "=number", `=[0-9]{1,9}`),
 	)
-	btrfsFlags = append(bare(
-		"acl", "noacl", "autodefrag", "noautodefrag", "barrier", "datacow", "datasum", "flushoncommit",
-		"noflushoncommit", "ssd", "nossd", "ssd_spread", "nossd_spread", "treelog", "notreelog",
+	btrfsFlags = append(bare("acl", "noacl", "autodefrag", "noautodefrag", "barrier", "datacow", "datasum",
+		"flushoncommit", "noflushoncommit", "ssd", "nossd", "ssd_spread", "nossd_spread", "treelog", "notreelog",
 		"user_subvol_rm_allowed"),
 		valued("commit", "=seconds", `=[0-9]{1,5}`),
 		valued("compress", "nothing, =no, =lzo, =zlib, =zstd, =zlib:1 to 9, =zstd:1 to 15", compression),

@@ -116,10 +116,18 @@ func TestMountFlagsAreDocumented(t *testing.T) {
 	}{
 		{"Every filesystem", genericFlags}, {"ext4 and ext3", extFlags}, {"ext4 only", ext4Flags}, {"xfs", xfsFlags}, {"btrfs", btrfsFlags},
 	} {
-		fmt.Fprintf(&want, "\n## %s\n\n| flag | what may follow |\n|---|---|\n", part.title)
 		sorted := slices.SortedFunc(slices.Values(part.flags), func(a, b mountFlag) int { return cmp.Compare(a.key, b.key) })
+		var alone, with []string
 		for _, flag := range sorted {
-			fmt.Fprintf(&want, "| `%s` | %s |\n", flag.key, flag.value)
+			if flag.value == "" {
+				alone = append(alone, "`"+flag.key+"`")
+			} else {
+				with = append(with, fmt.Sprintf("- `%s`: %s\n", flag.key, flag.value))
+			}
+		}
+		fmt.Fprintf(&want, "\n## %s\n\n%s\n", part.title, strings.Join(alone, " "))
+		if with != nil {
+			fmt.Fprintf(&want, "\nWith a value:\n\n%s", strings.Join(with, ""))
 		}
 	}
 	want.WriteString("\n")

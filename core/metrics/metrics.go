@@ -62,10 +62,7 @@ const maxScrapes = 4
 // New returns metrics in which nothing has happened yet.
 func New(process Process) *Metrics {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m := &Metrics{
 		Handler:  promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
 		registry: registry,
@@ -87,13 +84,13 @@ func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
 	labels := prometheus.Labels{"driver_name": driver}
 	m.operations = register.NewHistogramVec(prometheus.HistogramOpts{
 		Name:        "csi_plugin_operations_seconds",
-		Help:        "Duration of answered RPCs, including the wait for other operations on the same volume",
+		Help:        "Duration of finished RPCs, including the wait for other operations on the same volume",
 		ConstLabels: labels,
 		Buckets:     operationBuckets,
 	}, []string{"method_name", "grpc_status_code"})
 	m.operationsInFlight = register.NewGaugeVec(prometheus.GaugeOpts{
 		Name:        "csi_plugin_operations_in_flight",
-		Help:        "RPCs that are not yet answered",
+		Help:        "RPCs that have no response yet",
 		ConstLabels: labels,
 	}, []string{"method_name"})
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{
@@ -111,51 +108,36 @@ func (m *Metrics) addRPCs(register promauto.Factory, driver string) {
 func (m *Metrics) addRacks(register promauto.Factory) {
 	m.rackRequests = register.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "oxide_csi_rack_request_duration_seconds",
-		Help: "Duration of requests to a rack's API until the headers of the answer; each attempt counts; " +
-			"code is the HTTP status, or error if no answer came",
+		Help: "Duration of requests to a rack's API until the headers of the response; each attempt counts; " +
+			"code is the HTTP status, or error if no response came",
 		Buckets: rackBuckets,
 	}, []string{"rack", "operation", "code"})
-	m.tokens = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_rack_tokens",
-		Help: "Valid tokens of the user whose token the controller has; missing if the rack does not tell",
-	}, []string{"rack"})
-	m.tokenCreation = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_rack_token_created_timestamp_seconds",
-		Help: "Unix time at which the oldest of these tokens was created: with one token, the controller's own",
-	}, []string{"rack"})
-	m.tokenExpiry = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_rack_token_expiry_timestamp_seconds",
-		Help: "Unix time at which the first of these tokens expires: with one token, the controller's own; " +
-			"missing if none expires",
-	}, []string{"rack"})
-	m.volumes = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_volumes",
-		Help: "Volumes of this cluster on a rack in the last complete list; missing before the first list",
-	}, []string{"rack"})
-	m.volumesAttached = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_volumes_attached",
-		Help: "Volumes in that list that were attached to an instance",
-	}, []string{"rack"})
-	m.volumesEncrypted = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_volumes_encrypted",
-		Help: "Volumes in that list that a node encrypts",
-	}, []string{"rack"})
+	m.tokens = gauge(register, "oxide_csi_rack_tokens",
+		"Valid tokens of the user whose token the controller has; missing if the rack does not tell")
+	m.tokenCreation = gauge(register, "oxide_csi_rack_token_created_timestamp_seconds",
+		"Unix time at which the oldest of these tokens was created: with one token, the controller's own")
+	m.tokenExpiry = gauge(register, "oxide_csi_rack_token_expiry_timestamp_seconds",
+		"Unix time at which the first of these tokens expires: with one token, the controller's own; missing if none expires")
+	m.volumes = gauge(register, "oxide_csi_volumes",
+		"Volumes of this cluster on a rack in the last complete list; missing before the first list")
+	m.volumesAttached = gauge(register, "oxide_csi_volumes_attached",
+		"Volumes in that list that were attached to an instance")
+	m.volumesEncrypted = gauge(register, "oxide_csi_volumes_encrypted", "Volumes in that list that a node encrypts")
+}
+
+// gauge adds a gauge with a value for each rack, and for each value of more labels.
+func gauge(register promauto.Factory, name, help string, labels ...string) *prometheus.GaugeVec {
+	return register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append([]string{"rack"}, labels...))
 }
 
 // addRestarts adds the metrics of planned restarts.
 func (m *Metrics) addRestarts(register promauto.Factory) {
-	m.restartVolumesWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_restart_volumes_waiting",
-		Help: "Volumes that wait for a restart of an instance, in attach mode restart",
-	}, []string{"rack"})
-	m.restartInstancesWaiting = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_restart_instances_waiting",
-		Help: "Instances that need a restart for volumes, by the reason why the restart has not begun",
-	}, []string{"rack", "reason"})
-	m.restartsUnderWay = register.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "oxide_csi_restarts_in_flight",
-		Help: "Planned restarts that this process is performing now",
-	}, []string{"rack"})
+	m.restartVolumesWaiting = gauge(register, "oxide_csi_restart_volumes_waiting",
+		"Volumes that wait for a restart of an instance, in attach mode restart")
+	m.restartInstancesWaiting = gauge(register, "oxide_csi_restart_instances_waiting",
+		"Instances that need a restart for volumes, by the reason why the restart has not begun", "reason")
+	m.restartsUnderWay = gauge(register, "oxide_csi_restarts_in_flight",
+		"Planned restarts that this process is performing now")
 	m.restarts = register.NewCounterVec(prometheus.CounterOpts{
 		Name: "oxide_csi_restarts_total",
 		Help: "Planned restarts that this process completed (restarted) or cancelled without a change (refused)",
@@ -212,7 +194,7 @@ func (m *Metrics) RegisterReady(ready func() bool) {
 	}
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "oxide_csi_ready",
-		Help: "1 if /readyz answers that this plugin is ready, else 0: it waits for its identity, the kubelet or a rack",
+		Help: "1 if /readyz says that this plugin is ready, else 0: it waits for its identity, the kubelet or a rack",
 	}, func() float64 {
 		if ready() {
 			return 1
@@ -227,17 +209,16 @@ func (m *Metrics) RegisterRack(rack string, calls func() (underWay, waiting int)
 	if m == nil {
 		return
 	}
-	gauge := func(name, help string, value func() int) {
+	add := func(name, help string, value func() int) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(
 			prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"rack": rack}},
-			func() float64 { return float64(value()) },
-		))
+			func() float64 { return float64(value()) }))
 	}
-	gauge("oxide_csi_rack_calls_in_flight", "Requests to a rack's API that are not yet answered",
+	add("oxide_csi_rack_calls_in_flight", "Requests to a rack's API that have no response yet",
 		func() int { underWay, _ := calls(); return underWay })
-	gauge("oxide_csi_rack_calls_waiting", "Requests that wait until another request to the rack is answered",
+	add("oxide_csi_rack_calls_waiting", "Requests that wait for the response to another request to the rack",
 		func() int { _, waiting := calls(); return waiting })
-	gauge("oxide_csi_expansions_unfinished",
+	add("oxide_csi_expansions_unfinished",
 		"Volumes whose expansion has begun and not ended, as far as this controller knows; such a volume may have no disk",
 		expansions)
 }
@@ -317,45 +298,54 @@ func (m *Metrics) RegisterNodeVolumes(count func() (NodeVolumes, error)) {
 	}
 }
 
-var (
-	nodeAttached = prometheus.NewDesc("oxide_csi_node_volumes_attached",
-		"Volumes among the disks of this guest; missing without the node service, or if the disks cannot be read",
-		nil, nil)
-	nodeLingering = prometheus.NewDesc(
-		"oxide_csi_node_volumes_lingering",
-		"Unstaged volumes that are still mounted read-only in a container; missing if oxide_csi_node_volumes_attached is missing",
-		nil,
-		nil,
-	)
-	nodeSmall = prometheus.NewDesc(
+// nodeCounts are the metrics of a node's volumes.
+var nodeCounts = []struct {
+	name, help string
+	kind       prometheus.ValueType
+	of         func(NodeVolumes) int
+}{
+	{
+		"oxide_csi_node_volumes_attached",
+		"Volumes among the disks of this guest; missing, as those below, without the node " +
+			"service, or if the disks cannot be read",
+		prometheus.GaugeValue,
+		func(n NodeVolumes) int { return n.Attached },
+	},
+	{
+		"oxide_csi_node_volumes_mounted", "Volumes of this guest that are staged or published",
+		prometheus.GaugeValue, func(n NodeVolumes) int { return n.Mounted },
+	},
+	{
+		"oxide_csi_node_volumes_lingering", "Unstaged volumes that are still mounted read-only in a container",
+		prometheus.GaugeValue, func(n NodeVolumes) int { return n.Lingering },
+	},
+	{
 		"oxide_csi_node_volumes_small",
-		"Staged volumes whose filesystem could not be grown to the size of its disk; missing if oxide_csi_node_volumes_attached is missing",
-		nil,
-		nil,
-	)
-	nodeMounted = prometheus.NewDesc("oxide_csi_node_volumes_mounted",
-		"Volumes of this guest that are staged or published; missing if oxide_csi_node_volumes_attached is missing",
-		nil, nil)
-	nodeHeadersMended = prometheus.NewDesc("oxide_csi_node_luks_headers_mended_total",
-		"LUKS2 headers that were mended from their other copy since the start; missing if oxide_csi_node_volumes_attached "+
-			"is missing", nil, nil)
-	nodeFunctionsNotReady = prometheus.NewDesc("oxide_csi_node_nvme_functions_not_ready",
-		"NVMe functions of this guest that show no disk: the kernel refused them, mostly because another disk has the "+
-			"same serial, or they are still starting; missing if oxide_csi_node_volumes_attached is missing",
-		nil, nil)
-)
+		"Staged volumes whose filesystem could not be grown to the size of its disk",
+		prometheus.GaugeValue,
+		func(n NodeVolumes) int { return n.Small },
+	},
+	{
+		"oxide_csi_node_luks_headers_mended_total",
+		"LUKS2 headers that were mended from their other copy since the start",
+		prometheus.CounterValue,
+		func(n NodeVolumes) int { return n.HeadersMended },
+	},
+	{
+		"oxide_csi_node_nvme_functions_not_ready", "NVMe functions of this guest that show no disk: the kernel refused " +
+			"them, mostly because another disk has the same serial, or they are still starting",
+		prometheus.GaugeValue, func(n NodeVolumes) int { return n.FunctionsNotReady },
+	},
+}
 
 // nodeVolumes is a collector that counts the volumes of this node at each scrape.
 type nodeVolumes func() (NodeVolumes, error)
 
 // Describe implements [prometheus.Collector].
 func (n nodeVolumes) Describe(descs chan<- *prometheus.Desc) {
-	descs <- nodeAttached
-	descs <- nodeMounted
-	descs <- nodeLingering
-	descs <- nodeSmall
-	descs <- nodeFunctionsNotReady
-	descs <- nodeHeadersMended
+	for _, count := range nodeCounts {
+		descs <- prometheus.NewDesc(count.name, count.help, nil, nil)
+	}
 }
 
 // Collect implements [prometheus.Collector]. If the volumes cannot be counted, the metrics are missing.
@@ -364,11 +354,8 @@ func (n nodeVolumes) Collect(metrics chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	for desc, count := range map[*prometheus.Desc]int{
-		nodeAttached: counts.Attached, nodeMounted: counts.Mounted, nodeLingering: counts.Lingering, nodeSmall: counts.Small,
-		nodeFunctionsNotReady: counts.FunctionsNotReady,
-	} {
-		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(count))
+	for _, count := range nodeCounts {
+		desc := prometheus.NewDesc(count.name, count.help, nil, nil)
+		metrics <- prometheus.MustNewConstMetric(desc, count.kind, float64(count.of(counts)))
 	}
-	metrics <- prometheus.MustNewConstMetric(nodeHeadersMended, prometheus.CounterValue, float64(counts.HeadersMended))
 }

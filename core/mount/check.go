@@ -193,9 +193,7 @@ func (r *Repairs) preen(ctx context.Context, dev device.Device, volumeID uuid.UU
 	if marked, err := device.InterruptedWork(dev); err != nil || marked != device.NoWork {
 		if whole, err := device.ExtChecksumValid(dev); err != nil || !whole {
 			return errors.Join(
-				fmt.Errorf("%w: e2fsck has not written the superblock of %s as a whole: try again", ErrMount, dev),
-				err,
-			)
+				fmt.Errorf("%w: e2fsck has not written the superblock of %s as a whole: try again", ErrMount, dev), err)
 		}
 	}
 	return errors.Join(err, device.RemoveWorkMarker(dev))
@@ -342,8 +340,7 @@ func (c *repair) wait(ctx context.Context) error {
 	case <-c.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%w: %s: for %s until now: try again",
-			ErrChecking, c.dev, time.Since(c.started).Round(time.Second))
+		return fmt.Errorf("%w: %s: for %s until now: try again", ErrChecking, c.dev, time.Since(c.started).Round(time.Second))
 	}
 }
 
@@ -386,21 +383,14 @@ func (r *Repairs) e2fsck(ctx context.Context, dev device.Device, flags ...string
 	}
 	switch code := result.ExitCode; {
 	case code <= e2fsckFixed && journalDropped.MatchString(result.Message()):
-		return fmt.Errorf(
-			"%w: e2fsck could not replay the journal of %s, and has dropped it: restore a snapshot",
-			ErrDamaged,
-			dev,
-		)
+		return fmt.Errorf("%w: e2fsck could not replay the journal of %s, and has dropped it: restore a snapshot", ErrDamaged,
+			dev)
 	case code <= e2fsckFixed:
 		return nil
 	case code&e2fsckErrorsLeft != 0:
 		return fmt.Errorf(
-			"%w: e2fsck %s does not repair it (exit code %d): run e2fsck -f %s on the node, or restore a snapshot",
-			ErrDamaged,
-			strings.Join(flags, " "),
-			code,
-			dev.Path,
-		)
+			"%w: e2fsck %s does not repair it (exit code %d): run e2fsck -f %s on the node, or restore a snapshot", ErrDamaged,
+			strings.Join(flags, " "), code, dev.Path)
 	}
 	// e2fsck found the disk in use, for example: the state of the filesystem is unknown.
 	return fmt.Errorf("%w: e2fsck on %s: exit code %d: %s", ErrMount, dev, result.ExitCode, result.Message())

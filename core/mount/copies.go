@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"github.com/moby/sys/mountinfo"
@@ -77,12 +78,13 @@ func copiesIn(folder string, table []byte, n device.Number) (copies []Copy) {
 	return copies
 }
 
-// opener looks for processes that have one of the devices itself open for writing or, with reading, in any way. It
-// follows the links in /proc without a request to the disk. It sees no process that has closed the file and
-// kept a memory mapping of it.
+// opener looks for processes that have one of the devices itself open or in a memory mapping: for writing or, with
+// reading, in any way. It follows the links in /proc without a request to the disk.
 type opener struct {
 	devices []device.Number
 	reading bool
+	// readers says that the last look has seen a process that only reads.
+	readers bool
 	// last is the folder in /proc of the process that was found last.
 	last string
 }
@@ -90,12 +92,12 @@ type opener struct {
 // exists reports whether there is one. It looks at each open file of the node, which takes 3 ms for a thousand, unless
 // the process that was found last still has a device open.
 func (o *opener) exists() bool {
-	if o.last != "" && opens(o.last, o.devices, o.reading) {
+	if o.last != "" && (o.opens(o.last) || o.maps(o.last)) {
 		return true
 	}
-	o.last = ""
+	o.last, o.readers = "", false
 	forEachProcess(func(folder string) bool {
-		if opens(folder, o.devices, o.reading) {
+		if o.opens(folder) || o.maps(folder) {
 			o.last = folder
 		}
 		return o.last == ""
@@ -105,8 +107,8 @@ func (o *opener) exists() bool {
 
 // opens reports whether a process, given by its folder in /proc, has one of the devices open. The folder shows the
 // files of the main thread. If that has ended, the other threads still have them.
-func opens(folder string, devices []device.Number, reading bool) bool {
-	found, files := opensIn(filepath.Join(folder, "fd"), devices, reading)
+func (o *opener) opens(folder string) bool {
+	found, files := o.in(filepath.Join(folder, "fd"))
 	if found || files > 0 {
 		return found
 	}
@@ -117,15 +119,33 @@ func opens(folder string, devices []device.Number, reading bool) bool {
 	}
 	threads, err := filepath.Glob(filepath.Join(folder, "task", "*", "fd"))
 	return err == nil && slices.ContainsFunc(threads, func(thread string) bool {
-		found, _ := opensIn(thread, devices, reading)
+		found, _ := o.in(thread)
 		return found
 	})
 }
 
-// opensIn reports whether a folder of /proc with the files of a thread contains one of the devices, and how many files
-// it has seen until then. It uses plain system calls: a node has thousands of open files, and os.File takes a quarter
+// shared matches a mapping that can write to its file, now or later: proc(5), /proc/pid/maps.
+var shared = regexp.MustCompile(`(?m)^\S+ ...s `)
+
+// mapsFiles reports whether a process shares files through its memory, perhaps after it has closed them.
+func mapsFiles(folder string) bool {
+	content, err := device.ReadKernelFile(filepath.Join(folder, "maps"))
+	return err == nil && shared.Match(content)
+}
+
+// maps reports whether a process has one of the devices in its memory.
+func (o *opener) maps(folder string) bool {
+	if !mapsFiles(folder) {
+		return false
+	}
+	found, _ := o.in(filepath.Join(folder, "map_files"))
+	return found
+}
+
+// in reports whether a folder of /proc with the files of a process contains one of the devices, and how many files it
+// has seen until then. It uses plain system calls: a node has thousands of open files, and os.File takes a quarter
 // more time.
-func opensIn(folder string, devices []device.Number, reading bool) (found bool, seen int) {
+func (o *opener) in(folder string) (found bool, seen int) {
 	dir, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false, 0 // the process has ended
@@ -139,21 +159,23 @@ func opensIn(folder string, devices []device.Number, reading bool) (found bool, 
 		}
 		_, _, files := unix.ParseDirent(buffer[:size], -1, nil)
 		seen += len(files)
-		if slices.ContainsFunc(files, func(file string) bool { return isOpen(dir, file, devices, reading) }) {
+		if slices.ContainsFunc(files, func(file string) bool { return o.isOpen(dir, file) }) {
 			return true, seen
 		}
 	}
 }
 
 // isOpen reports whether a file of a process is one of the devices, opened for writing or, with reading, in any way.
-func isOpen(dir int, file string, devices []device.Number, reading bool) bool {
+func (o *opener) isOpen(dir int, file string) bool {
 	var stat unix.Statx_t
 	err := unix.Statx(dir, file, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat)
 	if err != nil || stat.Mode&unix.S_IFMT != unix.S_IFBLK ||
-		!slices.Contains(devices, device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor}) {
+		!slices.Contains(o.devices, device.Number{Major: stat.Rdev_major, Minor: stat.Rdev_minor}) {
 		return false
 	}
 	// The mode of the link says how the file was opened: proc(5).
 	var link unix.Stat_t
-	return reading || unix.Fstatat(dir, file, &link, unix.AT_SYMLINK_NOFOLLOW) == nil && link.Mode&0o200 != 0
+	writes := unix.Fstatat(dir, file, &link, unix.AT_SYMLINK_NOFOLLOW) == nil && link.Mode&0o200 != 0
+	o.readers = o.readers || !writes
+	return o.reading || writes
 }

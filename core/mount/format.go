@@ -174,20 +174,15 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 		// -m 0: a volume needs no blocks reserved for root, and the user pays for them. nodiscard: a blank disk has
 		// nothing to discard, and discarding a large disk takes long. The kernel initialises tables after the mount
 		// (mkfs' default), because mkfs would need minutes for a large disk.
-		return "mkfs." + want.Type, append(
-			[]string{"-q", "-m", "0", "-U", fsUUID},
+		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-U", fsUUID},
 			mergeExtended(want.MkfsOptions, "nodiscard")...), nil
 	case "xfs":
 		return "mkfs.xfs", append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...), nil
 	case "btrfs":
 		return "mkfs.btrfs", append([]string{"-q", "-K", "-U", fsUUID}, want.MkfsOptions...), nil
 	}
-	return "", nil, fmt.Errorf(
-		"%w: %q: use one of %s",
-		filesystem.ErrUnsupported,
-		want.Type,
-		strings.Join(filesystem.Types(), ", "),
-	)
+	return "", nil, fmt.Errorf("%w: %q: use one of %s", filesystem.ErrUnsupported, want.Type,
+		strings.Join(filesystem.Types(), ", "))
 }
 
 // knownFeatures returns the options that give a filesystem the features of Debian 12's defaults, whatever the defaults
@@ -252,14 +247,8 @@ func verifyFormat(dev device.Device, fsType, fsUUID string) error {
 		return fmt.Errorf("%w on %s: %w", ErrFormat, dev, err)
 	}
 	if found != fsUUID {
-		return fmt.Errorf(
-			"%w on %s: mkfs reported success, but the disk has a filesystem with UUID %q, not %s with UUID %s",
-			ErrFormat,
-			dev,
-			found,
-			fsType,
-			fsUUID,
-		)
+		return fmt.Errorf("%w on %s: mkfs reported success, but the disk has a filesystem with UUID %q, not %s with UUID %s",
+			ErrFormat, dev, found, fsType, fsUUID)
 	}
 	return nil
 }
@@ -336,21 +325,12 @@ func (f Formatter) readRecord(volumeID uuid.UUID) (*record, error) {
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return nil, fmt.Errorf(
-			"%w: %s: %w: remove the file if the disk holds no data",
-			statefile.ErrFolder,
-			f.recordPath(volumeID),
-			err,
-		)
+		return nil, fmt.Errorf("%w: %s: %w: remove the file if the disk holds no data", statefile.ErrFolder,
+			f.recordPath(volumeID), err)
 	}
 	if r.Version > recordFormat {
-		return nil, fmt.Errorf(
-			"%w: %s has format %d, not %d: upgrade this node's plugin",
-			statefile.ErrFolder,
-			f.recordPath(volumeID),
-			r.Version,
-			recordFormat,
-		)
+		return nil, fmt.Errorf("%w: %s has format %d, not %d: upgrade this node's plugin", statefile.ErrFolder,
+			f.recordPath(volumeID), r.Version, recordFormat)
 	}
 	return &r, nil
 }

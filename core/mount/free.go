@@ -99,20 +99,31 @@ func FilesystemAgain(ctx context.Context, dev device.Device, target, fsType stri
 //
 //   - An exclusive open of the disk with this sequence number succeeds. It fails while the filesystem is mounted in any
 //     namespace.
-//   - No process has the disk or one of its partitions open for writing: that does not prevent an exclusive open. For a
-//     raw block volume (block), no process has it open at all, and no loop device uses it.
+//   - Nothing has the disk or one of its partitions open for writing: that does not prevent an exclusive open. The
+//     kernel proves it, see [device.Device.IsClosed], if the disk responds, as one that was just unmounted (responds).
+//     If something has the disk open, or the kernel proves nothing, WaitFree looks at the open files of the node.
+//   - A raw block volume (block) is open nowhere, and no loop device uses it.
 //
 // It waits as long as [Unmount] does. Then it returns [ErrBusy] with the holder. If only read-only copies of the mount
 // remain, it returns them after 3 s without an error. Errors of [device.Device.Open] other than [device.ErrInUse] are
 // returned at once; see [device.HasLeft].
-func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block bool) (copies []Copy, err error) {
+func WaitFree(
+	ctx context.Context, dev device.Device, sequence uint64, block, responds bool,
+) (copies []Copy, err error) {
 	start, openers := time.Now(), opener{devices: dev.Numbers(), reading: block}
 	err = retryBusy(ctx, func() (bool, error) {
-		err := dev.CheckUnusedSince(sequence)
-		if err != nil && !errors.Is(err, device.ErrInUse) {
-			return false, err
-		}
 		copies = nil
+		closed, err := false, error(nil)
+		if responds {
+			closed, err = dev.IsClosed(sequence)
+			responds = !errors.Is(err, device.ErrNoProof)
+		}
+		if !responds {
+			err = dev.CheckUnusedSince(sequence)
+		}
+		if closed || err != nil && !errors.Is(err, device.ErrInUse) {
+			return closed, err
+		}
 		if err != nil {
 			if copies, err = stopCopies(dev); err != nil {
 				return false, err
@@ -121,19 +132,19 @@ func WaitFree(ctx context.Context, dev device.Device, sequence uint64, block boo
 				return false, errBusy
 			}
 		}
-		if openers.exists() {
-			return false, errBusy
+		if openers.exists() || responds && len(copies) == 0 && !openers.readers {
+			return false, errBusy // what no process shows may write: a loop device, or a file on its way to a process
 		}
 		if block && loopInUse(dev.Numbers()) != "" {
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string { return describeUse(dev) })
+	}, func() string { return DescribeUse(dev) })
 	return copies, err
 }
 
-// describeUse names who uses a disk, as far as the plugin can see.
-func describeUse(dev device.Device) string {
+// DescribeUse names who uses a disk or a mapping, as far as the plugin can see.
+func DescribeUse(dev device.Device) string {
 	if loop := loopInUse(dev.Numbers()); loop != "" {
 		return dev.String() + " is in use through " + loop
 	}
@@ -155,7 +166,7 @@ func WaitClosed(ctx context.Context, dev device.Device, block bool) error {
 			return false, errBusy
 		}
 		return true, nil
-	}, func() string { return describeUse(dev) })
+	}, func() string { return DescribeUse(dev) })
 }
 
 // WaitIdle waits until nothing in this guest holds the disk: no mount, no exclusive holder, and no program that has it
@@ -173,7 +184,7 @@ func WaitIdle(ctx context.Context, dev device.Device) error {
 			return false, errBusy
 		}
 		return err == nil, err
-	}, func() string { return describeUse(dev) })
+	}, func() string { return DescribeUse(dev) })
 }
 
 // stopCopies makes the filesystem of a disk that is mounted in other namespaces read-only. It returns an error that is

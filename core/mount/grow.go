@@ -165,23 +165,16 @@ func checkGrowthIsSafe(dev device.Device, why error) error {
 		return err
 	}
 	if state.Bigalloc {
-		return fmt.Errorf(
-			"%w on %s: %w, and resize2fs does not grow bigalloc unmounted: copy the data to a larger volume",
-			ErrGrow,
-			dev,
-			why,
-		)
+		return fmt.Errorf("%w on %s: %w, and resize2fs does not grow bigalloc unmounted: copy the data to a larger volume",
+			ErrGrow, dev, why)
 	}
 	moves, err := device.ExtGrowthMovesBlocks(dev)
 	if err != nil || !moves {
 		return err
 	}
 	return fmt.Errorf(
-		"%w on %s: %w, and resize2fs could lose data: take a snapshot, then run e2fsck -f and resize2fs by hand",
-		ErrGrow,
-		dev,
-		why,
-	)
+		"%w on %s: %w, and resize2fs could lose data: take a snapshot, then run e2fsck -f and resize2fs manually", ErrGrow,
+		dev, why)
 }
 
 // growUnmounted grows an ext filesystem while it is unmounted. resize2fs requires a check first. It is not safe against
@@ -194,7 +187,7 @@ func (r *Repairs) growUnmounted(ctx context.Context, dev device.Device, volumeID
 			return err
 		}
 		if err := device.WriteWorkMarker(dev, volumeID, device.Growing); err != nil {
-			return fmt.Errorf("%w on %s: %w: grow the filesystem by hand with resize2fs", ErrGrow, dev, err)
+			return fmt.Errorf("%w on %s: %w: grow the filesystem manually with resize2fs", ErrGrow, dev, err)
 		}
 		grown := r.grow(ctx, dev, "resize2fs", dev.Path)
 		switch {
@@ -232,11 +225,8 @@ func (r *Repairs) FinishInterrupted(ctx context.Context, dev device.Device, volu
 			return err // it can be read like one that was not unmounted
 		}
 		return fmt.Errorf(
-			"%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once",
-			ErrDamaged,
-			dev,
-			interrupted,
-		)
+			"%w: %s: %s its filesystem was interrupted, and the disk is read-only: publish the volume writable once", ErrDamaged,
+			dev, interrupted)
 	}
 	return r.do(ctx, dev, volumeID, func(ctx context.Context) error {
 		r.log.Info("repairing a filesystem after an interruption", "volume_id", volumeID.String(), "device", dev.String(),

@@ -257,7 +257,7 @@ func TestFormatAfterPowerCut(t *testing.T) {
 					if err := Unmount(context.Background(), target, dev.Number); err != nil {
 						t.Fatal(err)
 					}
-					if _, err := WaitFree(context.Background(), dev, 0, false); err != nil {
+					if _, err := WaitFree(context.Background(), dev, 0, false, true); err != nil {
 						t.Fatal(err)
 					}
 					before := devicetest.Digest(t, disk.Loop, disk.Backing)
@@ -328,7 +328,7 @@ func TestMarkerBesideMountedFilesystem(t *testing.T) {
 				t.Error(err)
 			}
 			devicetest.Unmount(t, target)
-			if _, err := WaitFree(t.Context(), dev, 0, false); err != nil {
+			if _, err := WaitFree(t.Context(), dev, 0, false, true); err != nil {
 				t.Fatal(err)
 			}
 			if marked, err := device.HasFormatMarker(dev, volumeID); err != nil || !marked {

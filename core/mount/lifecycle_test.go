@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -123,7 +124,7 @@ func (r *rig) unmount(t *testing.T, target string) {
 func (r *rig) unmountAndWait(t *testing.T, target string) {
 	t.Helper()
 	r.unmount(t, target)
-	if _, err := mount.WaitFree(context.Background(), r.dev, 0, false); err != nil {
+	if _, err := mount.WaitFree(context.Background(), r.dev, 0, false, true); err != nil {
 		t.Error(err)
 	}
 }
@@ -186,7 +187,7 @@ func TestFormatMountUnmount(t *testing.T) {
 			}
 			r.unmount(t, target)
 			r.unmount(t, target) // nothing to do is success
-			if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); err != nil {
+			if _, err := mount.WaitFree(t.Context(), r.dev, 0, true, false); err != nil {
 				t.Error(err)
 			}
 			before := r.digest(t)
@@ -528,7 +529,7 @@ func TestUnmountBusy(t *testing.T) {
 	if _, ok := at(t, target); !ok {
 		t.Error("the mount was unmounted although it is in use")
 	}
-	if _, err := mount.WaitFree(ctx, r.dev, 0, false); !errors.Is(err, mount.ErrBusy) ||
+	if _, err := mount.WaitFree(ctx, r.dev, 0, false, true); !errors.Is(err, mount.ErrBusy) ||
 		!strings.Contains(err.Error(), target) {
 		t.Errorf("release: %v, want ErrBusy naming the mount", err)
 	}
@@ -569,6 +570,46 @@ func TestUnmountTakesTheWholeStack(t *testing.T) {
 	}
 }
 
+// A copy of the mount that went while the disk was waited for is not reported.
+//
+// This test takes real time, because the holder is a process.
+func TestWaitFreeForgetsACopyThatWent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	target := r.mounted(t, "ext4", mount.Options{})
+	holder := devicetest.HoldMountNamespace(t, filepath.Dir(target), "")
+	r.unmount(t, target)
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		time.Sleep(time.Second)
+		holder.End()
+	})
+	defer ended.Wait()
+	if copies, err := mount.WaitFree(t.Context(), r.dev, 0, false, true); err != nil || len(copies) > 0 {
+		t.Errorf("%v, %v", copies, err)
+	}
+}
+
+// Where the kernel does not show whether a disk is closed, here because the disk has no whole page, the open files of
+// the node decide.
+func TestWaitFreeWithoutTheKernelsProof(t *testing.T) {
+	t.Parallel()
+	r := newRigOf(t, 2048, 0)
+	if _, err := r.dev.IsClosed(0); !errors.Is(err, device.ErrNoProof) {
+		t.Fatalf("the kernel proves something: %v", err)
+	}
+	holder := devicetest.Hold(t, "exec 3>"+r.disk.Loop)
+	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond) // real time: the holder is a process
+	defer cancel()
+	if _, err := mount.WaitFree(ctx, r.dev, 0, false, true); !errors.Is(err, mount.ErrBusy) {
+		t.Errorf("open for writing: %v, want ErrBusy", err)
+	}
+	holder.End()
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, false, true); err != nil {
+		t.Errorf("closed: %v", err)
+	}
+}
+
 func TestReleaseWaitsForPrograms(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -584,13 +625,13 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 	if err := open.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := mount.WaitFree(t.Context(), r.dev, 0, false); err != nil {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, false, true); err != nil {
 		t.Errorf("of a filesystem: %v", err)
 	}
 	// Real time, because the holder is a process. The last second is kept for the answer, so this waits 0.2 s.
 	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond)
 	defer cancel()
-	if _, err := mount.WaitFree(ctx, r.dev, 0, true); !errors.Is(err, mount.ErrBusy) ||
+	if _, err := mount.WaitFree(ctx, r.dev, 0, true, false); !errors.Is(err, mount.ErrBusy) ||
 		!strings.Contains(err.Error(), "(sleep)") {
 		t.Errorf("of a raw block volume: %v, want ErrBusy naming sleep", err)
 	}
@@ -598,11 +639,11 @@ func TestReleaseWaitsForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = holder.Wait() // it was killed
-	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); err != nil {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true, false); err != nil {
 		t.Error(err)
 	}
 	r.Unplug(r.disk)
-	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true); !device.HasLeft(err) {
+	if _, err := mount.WaitFree(t.Context(), r.dev, 0, true, false); !device.HasLeft(err) {
 		t.Errorf("of a disk that has left: %v", err)
 	}
 }

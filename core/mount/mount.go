@@ -107,14 +107,8 @@ func Filesystem(ctx context.Context, dev device.Device, target, fsType string, o
 	if options.ReadOnly() {
 		write = nil
 	}
-	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(
-		dev.Path,
-		target,
-		fsType,
-		nil,
-		options.mountOptions(fsType),
-		write,
-	)
+	args, _ := mountutils.MakeMountArgsSensitiveWithMountFlags(dev.Path, target, fsType, nil, options.mountOptions(fsType),
+		write)
 	result, err := hostexec.Run(ctx, "mount", args...)
 	if err != nil {
 		return fmt.Errorf("%w: %s at %s as %s: %w", ErrMount, dev, target, fsType, err)
@@ -269,13 +263,13 @@ func MakeFolder(path string) error {
 	}
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("%w: %s is not a folder", ErrForeign, path)
+		return fmt.Errorf("%w: %s is not a directory", ErrForeign, path)
 	}
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%w: folder %s is not empty, and a mount would hide its content: empty it", ErrForeign, path)
+		return fmt.Errorf("%w: directory %s is not empty, and a mount would hide its content: empty it", ErrForeign, path)
 	}
 	return nil
 }
@@ -313,7 +307,7 @@ func Remove(path string) error {
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
 		return fmt.Errorf(
-			"%w: %s is neither an empty file nor a folder: remove it by hand if it is not needed",
+			"%w: %s is neither an empty file nor a directory: remove it manually if it is not needed",
 			ErrForeign,
 			path,
 		)
@@ -324,7 +318,7 @@ func Remove(path string) error {
 			return err
 		}
 		if len(entries) > 0 {
-			return fmt.Errorf("%w: folder %s is not empty: remove its content by hand if it is not needed", ErrForeign, path)
+			return fmt.Errorf("%w: directory %s is not empty: remove its content manually if it is not needed", ErrForeign, path)
 		}
 	}
 	if !madeHere(info) {

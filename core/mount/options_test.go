@@ -43,15 +43,14 @@ func TestOptionsFitTheDisk(t *testing.T) {
 		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=2g,nodiscard", 1},
 		{"ext4", "-O has_journal,extent,^metadata_csum,^64bit,^flex_bg,^huge_file,^dir_nlink,^extra_isize,^resize_inode", 1},
 		{"ext3", "-b 1024 -i 8192 -O has_journal,^dir_index,meta_bg,^resize_inode,sparse_super2", 1},
-		{"xfs", "-b size=4096 -d agcount=2,su=64k,sw=4 -K", 1},
+		{"xfs", "-b size=4096 -d agcount=2 -K", 1},
 		{"xfs", "-i size=1024,maxpct=10,sparse=0 -n size=8192 -s size=4096 -L data", 1},
 		{"xfs", "-m crc=1,finobt=1,rmapbt=0,reflink=0,inobtcount=0,bigtime=0 -l size=64m,lazy-count=1", 1},
 		// Inodes.
 		{"ext4", "-b 1024 -I 1024", 1}, {"ext4", "-b 1024 -I 2048", 1}, {"ext4", "-T small -I 2048", 1}, {"ext4", "-T news -I 4096", 1},
 		{"ext4", "-I 128 -O inline_data", 1}, {"ext4", "-I 512 -i 1024", 1}, {"ext4", "-I 1024 -i 1024", 1}, {"ext4", "-i 67108865", 1},
 		{"ext4", "-N 1000000", 1}, {"ext4", "-N 3000000", 1}, {"ext4", "-N 3000000", 1023}, {"ext4", "-N 4294967296", 1023},
-		{"xfs", "-b size=1024 -i size=1024", 1}, {"xfs", "-i size=1024,perblock=4", 1}, {"xfs", "-b size=1024 -i perblock=2", 1},
-		{"xfs", "-b size=2048 -i perblock=8", 1},
+		{"xfs", "-b size=1024 -i size=1024", 1},
 		// Clusters.
 		{"ext4", "-C 65536", 1}, {"ext4", "-O bigalloc -C 2048", 1}, {"ext4", "-O bigalloc -C 16m", 1}, {"ext4", "-O bigalloc -C 256m", 1},
 		{"ext4", "-O bigalloc -C 16m -N 100000", 1}, {"ext4", "-O bigalloc -i 65536", 1}, {"ext4", "-O bigalloc -C 1m -i 4096", 1},
@@ -66,13 +65,7 @@ func TestOptionsFitTheDisk(t *testing.T) {
 		{"ext4", "-J size=400", 1}, {"ext4", "-J size=600", 1}, {"ext4", "-J size=600", 1023}, {"ext4", "-J size=100000", 1023},
 		{"xfs", "-l size=16m", 1}, {"xfs", "-l size=64m", 1}, {"xfs", "-l size=192m", 1}, {"xfs", "-l size=500m", 1},
 		{"xfs", "-l size=500m", 1023}, {"xfs", "-l size=2047m", 1023}, {"xfs", "-b size=1024 -l size=600m", 1023},
-		{"xfs", "-d agcount=8 -l size=96m", 1}, {"xfs", "-d agcount=8 -l size=200m", 1}, {"xfs", "-d su=64k,sw=4 -l size=96m", 1},
-		{"xfs", "-l su=256k", 1}, {"xfs", "-l su=512k", 1}, {"xfs", "-l su=512", 1}, {"xfs", "-l su=0", 1}, {"xfs", "-l sunit=8", 1},
-		{"xfs", "-l su=64k,sunit=128", 1},
-		// Stripes.
-		{"xfs", "-d su=64k", 1}, {"xfs", "-d sw=4", 1}, {"xfs", "-d su=1000,sw=4", 1}, {"xfs", "-d su=64k,sw=0", 1}, {"xfs", "-d su=0,sw=0", 1},
-		{"xfs", "-d su=16m,sw=4", 1}, {"xfs", "-d su=256m,sw=1", 1}, {"xfs", "-d sunit=8", 1}, {"xfs", "-d sunit=8,swidth=16", 1},
-		{"xfs", "-d sunit=16,swidth=40", 1}, {"xfs", "-d sunit=8,swidth=16,su=64k,sw=4", 1}, {"xfs", "-d noalign,su=64k,sw=4", 1},
+		{"xfs", "-d agcount=8 -l size=96m", 1}, {"xfs", "-d agcount=8 -l size=200m", 1},
 		// Sectors and blocks.
 		{"xfs", "-b size=2048 -s size=4096", 1}, {"xfs", "-b size=2048 -s size=2048", 1}, {"xfs", "-b size=1024 -n size=65536", 1},
 		// Features.

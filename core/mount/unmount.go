@@ -137,8 +137,8 @@ func mountIDs(n device.Number, copies []Copy) (ids []int) {
 const maxNamed = 3
 
 // processesUsing names processes that use one of the devices, or a file of its filesystem or of one of the mounts: as
-// an open file, a current or root folder, or a program. It follows their links in /proc without a request to the
-// filesystem, which may be dead.
+// an open file, a current or root folder, a program, or in memory. It follows their links in /proc without a request
+// to the filesystem, which may be dead.
 func processesUsing(devices []device.Number, mounts []int) string {
 	var names []string
 	devices = device.WithMappings(devices)
@@ -146,6 +146,10 @@ func processesUsing(devices []device.Number, mounts []int) string {
 		links, err := filepath.Glob(filepath.Join(folder, "fd", "*"))
 		if err == nil && len(links) == 0 { // as in opens
 			links, err = filepath.Glob(filepath.Join(folder, "task", "*", "fd", "*"))
+		}
+		if mapsFiles(folder) {
+			mapped, _ := filepath.Glob(filepath.Join(folder, "map_files", "*")) // the pattern is right
+			links = append(links, mapped...)
 		}
 		for _, link := range []string{"cwd", "root", "exe"} {
 			links = append(links, filepath.Join(folder, link))

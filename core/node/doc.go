@@ -41,8 +41,8 @@
 //	      v                                                 |  unmount; it is in use: refused; if it is read-only,
 //	   [record staged]                                      v  a stage makes it writable again
 //	      |  mount, or bind the device node              unmounted  [record]
-//	      v                                                 |  open the device with O_EXCL, look for other openers;
-//	   staged  [record staged, mount]                       |  one of them fails: refused, at the next call too
+//	      v                                                 |  prove that nothing has the device open, or only readers;
+//	   staged  [record staged, mount]                       |  that fails: refused, at the next call too
 //	                                                        v
 //	                                                     free  [record]
 //	                                                        |  remove the record
@@ -55,14 +55,13 @@
 //
 // # Map
 //
-//   - node.go: the service, NodeGetInfo, NodeGetVolumeStats
-//   - stage.go: NodeStageVolume; content.go: the filesystem on the disk, and whether mkfs may run
+//   - node.go: the service, its optional RPCs, NodeGetInfo, NodeGetVolumeStats
+//   - stage.go, block.go: NodeStageVolume; content.go: the filesystem on the disk, and whether mkfs may run
 //   - unstage.go: NodeUnstageVolume; records.go: the records of held volumes, and foreign users of a disk
 //   - publish.go: NodePublishVolume and NodeUnpublishVolume
 //   - freeze.go: frozen filesystems
-//   - encrypt.go: opening and closing encrypted disks
+//   - encrypt.go: opening encrypted disks; mapping.go: closing them
 //   - identify.go: which volume is mounted at a path
 //   - health.go, probe.go: health of a volume and of its disk
 //   - volume.go: what a request says about its volume; validate.go: checks of requests
-//   - capabilities.go: the optional RPCs, and why others are missing
 package node

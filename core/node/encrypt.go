@@ -17,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/luks"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
@@ -42,101 +43,86 @@ func parsePassphrases(secrets map[string]string) passphrases {
 }
 
 // content returns the device that has the volume's clear data: the mapping of an encrypted disk, or the disk.
-func (v nodeVolume) content(dev device.Device) device.Device {
+func (v *staging) content() device.Device {
 	if v.mapping == nil {
-		return dev
+		return v.dev
 	}
 	inside := v.mapping.Device
-	inside.FirstBytes = max(0, dev.FirstBytes-(dev.SizeBytes-inside.SizeBytes))
+	inside.FirstBytes = max(0, v.dev.FirstBytes-(v.dev.SizeBytes-inside.SizeBytes))
 	return inside
 }
 
 // acceptsHeader reports whether the volume's disk may have a LUKS header with this UUID.
-func (v nodeVolume) acceptsHeader(headerUUID string) bool {
+func (v *staging) acceptsHeader(headerUUID string) bool {
 	return v.anyFilesystem || v.isOwnHeader(headerUUID)
 }
 
 // isOwnHeader reports whether this plugin made a LUKS header with this UUID for the volume's disk, or for one that it
 // was copied from.
-func (v nodeVolume) isOwnHeader(headerUUID string) bool {
+func (v *staging) isOwnHeader(headerUUID string) bool {
 	return slices.ContainsFunc(append(v.fsLineage, v.id), func(disk uuid.UUID) bool {
 		return strings.EqualFold(luks.HeaderUUID(disk).String(), headerUUID)
 	})
 }
 
-// unlock opens the volume's encrypted disk, after making its header if the disk is blank. It returns the volume with
-// its mapping. For a volume that is not encrypted, it only checks that the disk is not encrypted either.
-func (n *Service) unlock(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	secrets passphrases,
-	discard bool,
-) (nodeVolume, error) {
+// unlock opens the volume's encrypted disk, after making its header if the disk is blank. For a volume that is not
+// encrypted, it only checks that the disk is not encrypted either.
+func (n *Service) unlock(ctx context.Context, volume *staging) error {
 	if !volume.encrypted {
-		return volume, checkInClear(volume, dev, secrets)
+		return checkInClear(volume)
 	}
-	mapping, err := n.ownMapping(ctx, volume, dev)
+	dev := volume.dev
+	mapping, err := n.ownMapping(ctx, volume)
 	if err != nil {
-		return volume, err
+		return err
 	}
 	table, err := mount.ReadTable()
 	if err != nil {
-		return volume, err
+		return err
 	}
 	if mapping != nil && len(table.OfDevice(dev.Number)) > 0 {
 		// It is staged. Nothing is opened, so a passphrase is only needed to change it.
 		volume.mapping = mapping
-		_, err := n.changePassphrase(ctx, volume, dev, secrets)
-		return volume, err
+		_, err := n.changePassphrase(ctx, volume)
+		return err
 	}
-	if len(secrets.now) == 0 {
-		return volume, rpc.Fault(
-			fault.PassphraseMissing,
+	if len(volume.secrets.now) == 0 {
+		return rpc.Fault(fault.PassphraseMissing,
 			"volume %s is encrypted, and the request has no passphrase: set the key %s in the secret for NodeStageVolume",
-			volume.id,
-			rpc.SecretPassphrase,
-		)
+			volume.id, rpc.SecretPassphrase)
 	}
-	if mapping, err = n.closeLeft(ctx, volume, dev, table, mapping); err != nil {
-		return volume, err
+	if mapping, err = n.closeLeft(ctx, volume, table, mapping); err != nil {
+		return err
 	}
 	if err := setReadOnly(dev, volume.readOnly); err != nil {
-		return volume, err
+		return err
 	}
-	header, err := n.ensureHeader(ctx, volume, dev, secrets)
+	header, err := n.ensureHeader(ctx, volume)
 	if err != nil {
-		return volume, err
+		return err
 	}
 	volume.unformatted, volume.dataOffset = header.Unformatted(), header.OffsetBytes
 	if mapping != nil && !header.Belongs(*mapping, dev) {
-		return volume, rpc.FailedPrecondition(
-			"volume %s: its mapping %s is in use, and is not that of disk %s: end the programs that have it open",
-			volume.id,
-			mapping.Name,
-			dev,
-		)
+		return rpc.FailedPrecondition(
+			"volume %s: its mapping %s is in use, and is not that of disk %s: end the programs that have it open", volume.id,
+			mapping.Name, dev)
 	}
 	volume.mapping = mapping
 	start := time.Now()
-	if err := n.open(ctx, &volume, dev, secrets, discard); err != nil {
-		return volume, err
+	if err := n.open(ctx, volume); err != nil {
+		return err
 	}
 	n.log.Debug("opened the encrypted disk",
 		"volume_id", volume.id.String(), "device", dev.String(), "open", time.Since(start))
-	return volume, nil
+	return nil
 }
 
 // closeLeft closes a mapping that a killed plugin has left, so that it is opened with the options of this request. It
 // returns the mapping only if read-only copies of a mount still use it. Otherwise nothing may use the disk.
 func (n *Service) closeLeft(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	table mount.Table,
-	left *device.Mapping,
+	ctx context.Context, volume *staging, table mount.Table, left *device.Mapping,
 ) (*device.Mapping, error) {
-	if left != nil && len(mount.CopiesOf(dev.Number)) > 0 {
+	if left != nil && len(mount.CopiesOf(volume.dev.Number)) > 0 {
 		return left, nil
 	}
 	if left != nil {
@@ -144,12 +130,12 @@ func (n *Service) closeLeft(
 			return nil, fmt.Errorf("volume %s: its disk is open from an earlier stage: %w", volume.id, err)
 		}
 	}
-	return nil, n.checkFree(ctx, volume, dev, table)
+	return nil, n.checkFree(ctx, volume, table)
 }
 
 // ownMapping returns the volume's open mapping on its disk, or nil. It closes the others: one that a killed cryptsetup
 // left unfinished, and those of disks that have left the guest, at the latest when their last users have gone.
-func (n *Service) ownMapping(ctx context.Context, volume nodeVolume, dev device.Device) (*device.Mapping, error) {
+func (n *Service) ownMapping(ctx context.Context, volume *staging) (*device.Mapping, error) {
 	if err := n.closeOrphans(ctx, volume.id); err != nil {
 		return nil, err
 	}
@@ -157,38 +143,30 @@ func (n *Service) ownMapping(ctx context.Context, volume nodeVolume, dev device.
 	if err != nil || !found {
 		return nil, err
 	}
-	if mapping.Below != dev.Number {
+	if mapping.Below != volume.dev.Number {
 		return nil, rpc.FailedPrecondition(
-			"volume %s: its mapping %s is open on another disk than %s: unstage the volume first",
-			volume.id,
-			mapping.Name,
-			dev,
-		)
+			"volume %s: its mapping %s is open on another disk than %s: unstage the volume first", volume.id, mapping.Name,
+			volume.dev)
 	}
 	return &mapping, nil
 }
 
 // checkFree rejects a disk that is in use before it was opened: it would be used in clear.
-func (n *Service) checkFree(ctx context.Context, volume nodeVolume, dev device.Device, table mount.Table) error {
-	if err := checkNotMounted(volume, dev, table); err != nil {
+func (n *Service) checkFree(ctx context.Context, volume *staging, table mount.Table) error {
+	if err := checkNotMounted(volume, table); err != nil {
 		return err
 	}
-	own, err := n.checkForeignUser(ctx, volume, dev)
+	own, err := n.checkForeignUser(ctx, volume)
 	if err == nil && own != nil {
-		err = foreignUser(volume, dev, own.String())
+		err = volume.foreignUser(own.String())
 	}
 	return err
 }
 
 // open opens the disk, or verifies the passphrase if a plugin that was killed has left the mapping open.
-func (n *Service) open(
-	ctx context.Context,
-	volume *nodeVolume,
-	dev device.Device,
-	secrets passphrases,
-	discard bool,
-) error {
-	checked, err := n.changePassphrase(ctx, *volume, dev, secrets)
+func (n *Service) open(ctx context.Context, volume *staging) error {
+	dev, secrets := volume.dev, volume.secrets
+	checked, err := n.changePassphrase(ctx, volume)
 	if err != nil {
 		return err
 	}
@@ -196,15 +174,18 @@ func (n *Service) open(
 		if !checked {
 			_, err = n.luks.Check(ctx, dev, secrets.now)
 		}
-		return wrongPassphrase(*volume, dev, err)
+		return volume.wrongPassphrase(err)
 	}
-	options := luks.OpenOptions{ReadOnly: volume.readOnly, Discard: discard}
+	options := luks.OpenOptions{
+		ReadOnly: volume.readOnly,
+		Discard:  slices.Contains(filesystem.SplitMountFlags(volume.options.Flags), "discard"),
+	}
 	mapping, err := n.luks.Open(ctx, dev, volume.id, secrets.now, options)
 	if errors.Is(err, luks.ErrPassphrase) && volume.readOnly && len(secrets.previous) > 0 {
 		mapping, err = n.luks.Open(ctx, dev, volume.id, secrets.previous, options)
 	}
 	if err != nil {
-		return wrongPassphrase(*volume, dev, err)
+		return volume.wrongPassphrase(err)
 	}
 	volume.mapping, volume.opened = &mapping, true
 	return nil
@@ -212,7 +193,7 @@ func (n *Service) open(
 
 // hold keeps the volume's mapping open, so that the kernel can neither close it nor give its number away. Then it looks
 // whether the mapping is still the volume's: its last user may have ended meanwhile.
-func (n *Service) hold(volume nodeVolume) (release func() error, err error) {
+func (n *Service) hold(volume *staging) (release func() error, err error) {
 	file, err := volume.mapping.Open(unix.O_RDONLY)
 	if err != nil {
 		return nil, err
@@ -229,18 +210,14 @@ func (n *Service) hold(volume nodeVolume) (release func() error, err error) {
 
 // changePassphrase changes the passphrase of the disk's header if the request asks for it. The header of a read-only
 // disk stays. It reports whether the new passphrase was seen to open the disk.
-func (n *Service) changePassphrase(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	secrets passphrases,
-) (checked bool, err error) {
+func (n *Service) changePassphrase(ctx context.Context, volume *staging) (checked bool, err error) {
+	dev, secrets := volume.dev, volume.secrets
 	if len(secrets.previous) == 0 || len(secrets.now) == 0 || volume.readOnly {
 		return false, nil
 	}
 	changed, err := n.luks.ChangePassphrase(ctx, dev, secrets.now, secrets.previous)
 	if err != nil {
-		return false, wrongPassphrase(volume, dev, err)
+		return false, volume.wrongPassphrase(err)
 	}
 	if changed {
 		n.log.Info("changed the passphrase of an encrypted disk", "volume_id", volume.id.String(), "device", dev.String())
@@ -249,26 +226,22 @@ func (n *Service) changePassphrase(
 }
 
 // wrongPassphrase says what to do about [luks.ErrPassphrase].
-func wrongPassphrase(volume nodeVolume, dev device.Device, err error) error {
+func (v *staging) wrongPassphrase(err error) error {
 	if !errors.Is(err, luks.ErrPassphrase) {
 		return err
 	}
 	return rpc.FailedPrecondition(
 		"volume %s: disk %s does not open: %w: correct the secret of NodeStageVolume; a copy has the passphrase of its source",
-		volume.id,
-		dev,
+		v.id,
+		v.dev,
 		err,
 	)
 }
 
 // ensureHeader returns the LUKS header of the disk. If the disk is provably blank, it makes one. No other code calls
 // luksFormat. A disk with anything else stays as it is, except for a damaged copy of its header.
-func (n *Service) ensureHeader(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	secrets passphrases,
-) (luks.Header, error) {
+func (n *Service) ensureHeader(ctx context.Context, volume *staging) (luks.Header, error) {
+	dev := volume.dev
 	zero, err := device.HeadIsZero(ctx, dev)
 	if err != nil {
 		return luks.Header{}, err
@@ -285,48 +258,45 @@ func (n *Service) ensureHeader(
 		return luks.Header{}, err
 	}
 	if content.Empty() || interrupted != nil {
-		return n.encrypt(ctx, volume, dev, secrets.now, interrupted)
+		return n.encrypt(ctx, volume, interrupted)
 	}
 	if content.Type != device.TypeLUKS {
 		return luks.Header{}, rpc.FailedPrecondition(
-			"volume %s: disk %s should be encrypted but holds %s: use another volume, or find what wrote to it",
-			volume.id,
-			dev,
-			content,
-		)
+			"volume %s: disk %s should be encrypted but holds %s: use another volume, or find what wrote to it", volume.id, dev,
+			content)
 	}
 	header, err := n.luks.ReadHeader(ctx, dev)
 	if err == nil {
-		err = volume.checkHeader(dev, header)
+		err = volume.checkHeader(header)
 	}
 	if err != nil {
 		return luks.Header{}, err
 	}
-	if err := n.mendHeader(ctx, volume, dev, secrets); err != nil {
+	if err := n.mendHeader(ctx, volume); err != nil {
 		return luks.Header{}, err
 	}
 	return header, n.formatter.RemoveMarkerAndRecord(volume.id, dev)
 }
 
 // mendHeader mends a damaged or older copy of the header of a writable disk, before anything else changes the header.
-func (n *Service) mendHeader(ctx context.Context, volume nodeVolume, dev device.Device, secrets passphrases) error {
+func (n *Service) mendHeader(ctx context.Context, volume *staging) error {
 	if volume.readOnly {
 		return nil
 	}
-	wrong, err := n.luks.Mend(ctx, dev, secrets.now, secrets.previous)
+	wrong, err := n.luks.Mend(ctx, volume.dev, volume.secrets.now, volume.secrets.previous)
 	if err != nil {
-		return wrongPassphrase(volume, dev, err)
+		return volume.wrongPassphrase(err)
 	}
 	if wrong != "" {
 		n.mendedHeaders.Add(1)
 		n.log.Warn("mended the header of an encrypted disk: look for the cause in the logs of the node and the rack",
-			"volume_id", volume.id.String(), "device", dev.String(), "reason", wrong)
+			"volume_id", volume.id.String(), "device", volume.dev.String(), "reason", wrong)
 	}
 	return nil
 }
 
 // checkHeader rejects a header that is not known to be that of the volume's disk.
-func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
+func (v *staging) checkHeader(header luks.Header) error {
 	switch {
 	case !v.acceptsHeader(header.UUID):
 		return rpc.Fault(
@@ -334,7 +304,7 @@ func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
 			"volume %s: the LUKS header on %s belongs to another volume: its UUID is %s: "+
 				"use the right disk, or set %s: \"false\" in the volume's context",
 			v.id,
-			dev.Path,
+			v.dev.Path,
 			header.UUID,
 			rpc.KeyVerifyFilesystem,
 		)
@@ -342,7 +312,7 @@ func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
 		return rpc.FailedPrecondition(
 			"volume %s: the LUKS header on %s does not show that the disk is this volume's: wait for the controller, which knows",
 			v.id,
-			dev,
+			v.dev,
 		)
 	}
 	return nil
@@ -350,12 +320,9 @@ func (v nodeVolume) checkHeader(dev device.Device, header luks.Header) error {
 
 // encrypt makes a LUKS header on a blank disk.
 func (n *Service) encrypt(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	passphrase luks.Passphrase,
-	interrupted *device.InterruptedFormat,
+	ctx context.Context, volume *staging, interrupted *device.InterruptedFormat,
 ) (_ luks.Header, err error) {
+	dev := volume.dev
 	if !volume.mayEncrypt || volume.ownFilesystem {
 		return luks.Header{}, rpc.FailedPrecondition(
 			"volume %s: disk %s has no LUKS header, and the publish context does not say that the disk is encrypted: publish the volume through the controller",
@@ -363,7 +330,7 @@ func (n *Service) encrypt(
 			dev,
 		)
 	}
-	if err := volume.checkMayFormat(dev, "LUKS header"); err != nil {
+	if err := volume.checkMayFormat("LUKS header"); err != nil {
 		return luks.Header{}, err
 	}
 	blank, err := device.ProveBlank(ctx, dev, device.BlankOptions{
@@ -381,7 +348,7 @@ func (n *Service) encrypt(
 		Type:     device.TypeLUKS,
 		UUID:     luks.HeaderUUID(volume.id),
 		Make: func(ctx context.Context, path string) error {
-			return n.luks.Format(ctx, path, volume.id, passphrase)
+			return n.luks.Format(ctx, path, volume.id, volume.secrets.now)
 		},
 		Verify: func(ctx context.Context) error { return n.luks.Verify(ctx, dev, volume.id) },
 	})
@@ -394,20 +361,17 @@ func (n *Service) encrypt(
 
 // checkInClear rejects an encrypted disk, and a passphrase, for a volume that is not encrypted: its data would be
 // readable, or destroyed.
-func checkInClear(volume nodeVolume, dev device.Device, secrets passphrases) error {
+func checkInClear(volume *staging) error {
+	dev := volume.dev
 	headerUUID, _, err := dev.LUKSHeader()
 	switch {
 	case err != nil:
 		return err
 	case volume.isOwnHeader(headerUUID):
 		return rpc.FailedPrecondition(
-			"volume %s: disk %s is encrypted, and the contexts do not say so: set %s: %s in the volume's context",
-			volume.id,
-			dev,
-			rpc.KeyEncryption,
-			rpc.EncryptionLUKS2,
-		)
-	case len(secrets.now) > 0:
+			"volume %s: disk %s is encrypted, and the contexts do not say so: set %s: %s in the volume's context", volume.id,
+			dev, rpc.KeyEncryption, rpc.EncryptionLUKS2)
+	case len(volume.secrets.now) > 0:
 		return rpc.FailedPrecondition(
 			"volume %s is not encrypted, but the request has a passphrase: set %s: %s at the volume's creation, or remove the secret",
 			volume.id,
@@ -420,26 +384,20 @@ func checkInClear(volume nodeVolume, dev device.Device, secrets passphrases) err
 
 // ensureEncryptedFilesystem is [Service.ensureFilesystem] inside an encrypted disk. mkfs runs only while the header has
 // the label [device.LabelUnformatted]. The label is removed before the first mount.
-func (n *Service) ensureEncryptedFilesystem(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	wanted string,
-) (fsType string, err error) {
-	inside := volume.content(dev)
+func (n *Service) ensureEncryptedFilesystem(ctx context.Context, volume *staging) (fsType string, err error) {
 	if volume.unformatted {
-		if err := n.checkNeverWritten(ctx, volume, dev, inside); err != nil {
+		if err := n.checkNeverWritten(ctx, volume); err != nil {
 			return "", err
 		}
-		fsType, err = n.format(ctx, volume, inside, wanted, device.BlankOptions{
+		fsType, err = n.format(ctx, volume, device.BlankOptions{
 			VolumeID: volume.id, Origin: device.OriginBlank, NeverWritten: true,
 		})
 		if err != nil {
 			return "", err
 		}
-		return fsType, n.luks.ClearLabel(ctx, dev)
+		return fsType, n.luks.ClearLabel(ctx, volume.dev)
 	}
-	content, err := device.Probe(ctx, inside)
+	content, err := device.Probe(ctx, volume.content())
 	if err != nil {
 		return "", err
 	}
@@ -447,15 +405,16 @@ func (n *Service) ensureEncryptedFilesystem(
 		return "", rpc.FailedPrecondition(
 			"volume %s: encrypted disk %s was used before and has no filesystem inside: use the volume as raw block, or use another volume",
 			volume.id,
-			dev,
+			volume.dev,
 		)
 	}
-	return n.checkFilesystem(ctx, volume, inside, content, wanted)
+	return n.checkFilesystem(ctx, volume, content)
 }
 
 // checkNeverWritten rejects an encrypted disk with data whose label says "unformatted": an old header was restored. The
 // remains of an mkfs that did not end, or was never followed by a mount, are allowed.
-func (n *Service) checkNeverWritten(ctx context.Context, volume nodeVolume, dev, inside device.Device) error {
+func (n *Service) checkNeverWritten(ctx context.Context, volume *staging) error {
+	dev, inside := volume.dev, volume.content()
 	content, err := device.Probe(ctx, inside)
 	if err != nil {
 		return err
@@ -483,90 +442,4 @@ func (n *Service) checkNeverWritten(ctx context.Context, volume nodeVolume, dev,
 		)
 	}
 	return err
-}
-
-// lock closes the mapping that a failed stage has opened.
-func (n *Service) lock(ctx context.Context, volume nodeVolume) {
-	if !volume.opened {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if err := n.closeMapping(ctx, *volume.mapping, false); err != nil {
-		n.log.Warn("cannot close an encrypted disk after a failed stage: unstage the volume",
-			"volume_id", volume.id.String(), "error", err)
-	}
-}
-
-const (
-	// closeTimeout is how long a mapping may be busy: udev looks at each new one for a moment.
-	closeTimeout  = 5 * time.Second
-	closeInterval = 50 * time.Millisecond
-)
-
-func (n *Service) closeMapping(ctx context.Context, m device.Mapping, deferred bool) error {
-	for end := time.Now().Add(closeTimeout); ; time.Sleep(closeInterval) {
-		err := n.luks.Close(ctx, m, deferred)
-		if !errors.Is(err, luks.ErrBusy) || time.Now().After(end) || ctx.Err() != nil {
-			return err
-		}
-	}
-}
-
-// contentOf returns the volume's open mapping on the disk, or the disk if there is none.
-func (n *Service) contentOf(id uuid.UUID, dev device.Device) (device.Device, error) {
-	mapping, found, err := n.devices.Mapping(id)
-	if err != nil || !found || mapping.Below != dev.Number {
-		return dev, err
-	}
-	return mapping.Device, nil
-}
-
-// letGoOfMapping closes the volume's mapping on a disk that is unmounted here, when no program can write to it. If only
-// read-only copies of the mount in other namespaces remain, the kernel closes it when the last of them has gone.
-func (n *Service) letGoOfMapping(
-	ctx context.Context,
-	id uuid.UUID,
-	dev device.Device,
-	block bool,
-) (copies []mount.Copy, err error) {
-	mapping, found, err := n.devices.Mapping(id)
-	if err != nil || !found || mapping.Below != dev.Number {
-		return nil, err
-	}
-	copies, err = mount.WaitFree(ctx, mapping.Device, 0, block)
-	if err != nil && !device.HasLeft(err) {
-		return nil, err
-	}
-	return copies, n.closeMapping(ctx, mapping, len(copies) > 0)
-}
-
-// closeOrphans closes the volume's mappings that cannot be used: one that a killed cryptsetup left unfinished, and
-// those of disks that have left the guest, at the latest when their last users have gone.
-func (n *Service) closeOrphans(ctx context.Context, id uuid.UUID) error {
-	all, err := n.devices.MappingsOf(id)
-	if err != nil {
-		return err
-	}
-	for _, m := range all {
-		if m.Below != (device.Number{}) && !m.Unfinished() {
-			continue
-		}
-		n.log.Warn("closing an old mapping of the volume", "volume_id", id.String(), "mapping", m.DMName)
-		if err := n.closeMapping(ctx, m, true); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// holders returns what is built on the volume's disk, except the volume's own mapping, and what is built on that.
-func (n *Service) holders(id uuid.UUID, dev device.Device) []string {
-	all := slices.DeleteFunc(n.devices.Holders(dev.Disk), func(holder string) bool {
-		return strings.Contains(holder, "("+device.MappingPrefix(id))
-	})
-	if content, err := n.contentOf(id, dev); err == nil && content.Number != dev.Number {
-		all = append(all, n.devices.Holders(content.Disk)...)
-	}
-	return all
 }

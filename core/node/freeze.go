@@ -23,7 +23,7 @@ import (
 // filesystem again if another program has unmounted it.
 
 func frozenAt(id uuid.UUID, path string) error {
-	return rpc.FailedPrecondition("volume %s: its filesystem is frozen: thaw it with fsfreeze -u %s", id, path)
+	return rpc.FailedPrecondition("volume %s: its filesystem is frozen: thaw it with fsfreeze --unfreeze %s", id, path)
 }
 
 // checkNotFrozen returns an error if a volume that is mounted nowhere here has a frozen filesystem. It mounts it at its
@@ -37,22 +37,16 @@ func (n *Service) checkNotFrozen(ctx context.Context, held volumerecord.Record, 
 	if err != nil || found.Empty() || !filesystem.Supported(found.Type) {
 		return err
 	}
-	frozen, err := mount.RestoreFrozen(
-		content,
-		found.Type,
-		held.StagingPath,
-		func() error { return n.prepareRestore(held) },
-	)
+	frozen, err := mount.RestoreFrozen(content, found.Type, held.StagingPath,
+		func() error { return n.prepareRestore(held) })
 	switch {
 	case frozen && err == nil:
 		return frozenAt(held.Volume, held.StagingPath)
 	case frozen:
 		n.log.Warn("cannot mount a frozen filesystem again", "volume_id", held.Volume.String(), "error", err)
 		return rpc.FailedPrecondition(
-			"volume %s: its filesystem is frozen, and mounted nowhere: mount %s, and run fsfreeze -u there",
-			held.Volume,
-			content.Path,
-		)
+			"volume %s: its filesystem is frozen, and mounted nowhere: mount %s, and run fsfreeze --unfreeze there", held.Volume,
+			content.Path)
 	}
 	return err
 }

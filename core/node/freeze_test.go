@@ -124,9 +124,9 @@ func TestUnstageOfAFrozenFilesystem(t *testing.T) {
 						if when == "after a restart of the plugin" {
 							r.start()
 						}
-						coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "frozen", "fsfreeze -u "+v.staging)
+						coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "frozen", "fsfreeze --unfreeze "+v.staging)
 						r.wantMounts("staging-" + v.disk)
-						coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
+						coretest.WantCode(t, r.stage(v, capability), codes.FailedPrecondition, "fsfreeze --unfreeze "+v.staging)
 					}
 					end()
 					r.patient()
@@ -167,7 +167,7 @@ func TestUnstageOfAFrozenFilesystemThatCannotBeMountedAgain(t *testing.T) {
 			"frozen", "mounted nowhere", filepath.Base(r.node(v)))
 	}
 	r.umount(staging)
-	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
+	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, "fsfreeze --unfreeze "+v.staging)
 	coretest.Must(t, setFrozen(v.staging, false))
 	coretest.Must(t, r.unstage(v))
 	r.wantUnstaged(v)
@@ -196,7 +196,7 @@ func TestNodeCallsWhileTheFilesystemIsFrozen(t *testing.T) {
 			r.umount("staging-" + v.disk)
 			for range 2 {
 				r.refused(wantAtOnce(t, func() error { return r.unpublish(v, "target") }),
-					codes.FailedPrecondition, "fsfreeze -u "+r.path("target"))
+					codes.FailedPrecondition, "fsfreeze --unfreeze "+r.path("target"))
 			}
 			coretest.Must(t, setFrozen(r.path("target"), false))
 			coretest.Must(t, r.unpublish(v, "target"))
@@ -204,7 +204,11 @@ func TestNodeCallsWhileTheFilesystemIsFrozen(t *testing.T) {
 			r.wantUnstaged(v)
 			r.stageSoon(v, capability)
 			coretest.Must(t, setFrozen(v.staging, true))
-			r.refused(wantAtOnce(t, func() error { return r.unstage(v) }), codes.FailedPrecondition, "fsfreeze -u "+v.staging)
+			r.refused(
+				wantAtOnce(t, func() error { return r.unstage(v) }),
+				codes.FailedPrecondition,
+				"fsfreeze --unfreeze "+v.staging,
+			)
 			coretest.Must(t, setFrozen(v.staging, false))
 			coretest.Must(t, r.unstage(v))
 		})

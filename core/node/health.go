@@ -113,7 +113,11 @@ func (n *Service) mountsOf(table mount.Table, id uuid.UUID, paths ...string) []m
 	records := n.records.List()
 	var mounts []mount.Entry
 	for _, path := range paths {
-		if entry, err := volumeAt(table, id, path); err == nil && n.ownershipOf(records, entry, id) != anotherVolume {
+		entry, err := volumeAt(table, id, path)
+		if err != nil {
+			continue
+		}
+		if of, _ := n.ownershipOf(records, entry, id); of != anotherVolume {
 			mounts = append(mounts, entry)
 		}
 	}
@@ -142,14 +146,9 @@ func (n *Service) recordedMounts(table mount.Table, id uuid.UUID) (mounts []moun
 // entryConditions returns the problems that the mount table shows.
 func entryConditions(entry mount.Entry) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if entry.ShutDown {
-		found = append(
-			found,
-			inaccessible(
-				reasonFilesystemShutdown,
-				"the filesystem on %s has shut itself down after an error: unstage the volume and read the kernel's log",
-				entry.Source,
-			),
-		)
+		found = append(found, inaccessible(reasonFilesystemShutdown,
+			"the filesystem on %s has shut itself down after an error: unstage the volume and read the kernel's log",
+			entry.Source))
 	}
 	if entry.TurnedReadOnly {
 		found = append(found, condition(
@@ -184,16 +183,8 @@ func (n *Service) diskConditions(
 	}
 	var found []*csi.VolumeHealth_VolumeHealthEntry
 	if state := n.devices.ControllerState(dev.Name); state != "" && state != device.ControllerLive {
-		found = append(
-			found,
-			inaccessible(
-				reasonControllerNotLive,
-				"the NVMe controller of disk %s is %q, not %q: read the kernel's log",
-				dev,
-				state,
-				device.ControllerLive,
-			),
-		)
+		found = append(found, inaccessible(reasonControllerNotLive,
+			"the NVMe controller of disk %s is %q, not %q: read the kernel's log", dev, state, device.ControllerLive))
 	}
 	root := entry.Path
 	if entry.Block() {
@@ -271,10 +262,8 @@ func sortUnique(conditions []*csi.VolumeHealth_VolumeHealthEntry) []*csi.VolumeH
 		return cmp.Or(cmp.Compare(b.GetStatus(), a.GetStatus()), strings.Compare(a.GetReason(), b.GetReason()))
 	}
 	slices.SortStableFunc(conditions, compare)
-	return slices.CompactFunc(
-		conditions,
-		func(a, b *csi.VolumeHealth_VolumeHealthEntry) bool { return compare(a, b) == 0 },
-	)
+	return slices.CompactFunc(conditions,
+		func(a, b *csi.VolumeHealth_VolumeHealthEntry) bool { return compare(a, b) == 0 })
 }
 
 // NodeGetStorageHealth reports the guest's NVMe disks that do not work, including the boot disk. Such a disk may belong
@@ -303,22 +292,15 @@ func (n *Service) NodeGetStorageHealth(
 		}
 	}
 	if len(dead) > 0 {
-		degraded(
-			reasonControllerNotLive,
-			"NVMe controllers that do not work: %s: read the kernel's log",
-			strings.Join(dead, ", "),
-		)
+		degraded(reasonControllerNotLive, "NVMe controllers that do not work: %s: read the kernel's log",
+			strings.Join(dead, ", "))
 	}
 	if hanging := n.disks.Hanging(); len(hanging) > 0 {
 		var names []string
 		for _, dev := range hanging {
 			names = append(names, fmt.Sprintf("%s (serial %q)", dev.Name, dev.Serial))
 		}
-		degraded(
-			reasonNotResponding,
-			"disks that do not answer a read: %s: read the kernel's log",
-			strings.Join(names, ", "),
-		)
+		degraded(reasonNotResponding, "disks that do not respond: %s: read the kernel's log", strings.Join(names, ", "))
 	}
 	unsettled, err := n.devices.FunctionsNotReady(ctx)
 	if err != nil {
@@ -345,15 +327,8 @@ const (
 // example because the volume was just unmounted.
 func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHealthEntry) {
 	if p.timedOut {
-		found = append(
-			found,
-			inaccessible(
-				reasonNotResponding,
-				"disk %s, or its filesystem, has not answered within %s: read the kernel's log",
-				dev,
-				probeTimeout,
-			),
-		)
+		found = append(found, inaccessible(reasonNotResponding,
+			"disk %s, or its filesystem, has not responded within %s: read the kernel's log", dev, probeTimeout))
 	}
 	if errors.Is(p.diskErr, unix.EIO) {
 		found = append(found, inaccessible(reasonDiskNotReadable, "disk %s cannot be read: %s", dev, p.diskErr))
@@ -364,22 +339,15 @@ func (p probe) conditions(dev device.Device) (found []*csi.VolumeHealth_VolumeHe
 			found,
 			inaccessible(
 				reasonFilesystemShutdown,
-				"the filesystem on %s answers with errors and may have shut itself down: unstage the volume and read the kernel's log: %s",
+				"the filesystem on %s returns errors and may have shut itself down: %s: unstage the volume and read the kernel's log",
 				dev,
 				p.rootErr,
 			),
 		)
 	case errors.Is(p.rootErr, unix.EUCLEAN), errors.Is(p.rootErr, unix.EBADMSG):
-		found = append(
-			found,
-			condition(
-				csi.VolumeHealthErrorType_DATA_LOSS,
-				reasonFilesystemCorrupted,
-				"the root folder of the filesystem on %s is damaged: unstage the volume and check the filesystem: %s",
-				dev,
-				p.rootErr,
-			),
-		)
+		found = append(found, condition(csi.VolumeHealthErrorType_DATA_LOSS, reasonFilesystemCorrupted,
+			"the root directory of the filesystem on %s is damaged: %s: unstage the volume and check the filesystem", dev,
+			p.rootErr))
 	}
 	return found
 }
@@ -413,20 +381,16 @@ func (f *failures) record(id uuid.UUID, err error) {
 	if len(f.list) == maxFailures {
 		f.list = slices.Delete(f.list, 0, 1)
 	}
-	f.list = append(
-		f.list,
-		failure{id, time.Now(), inaccessible(reason, "the volume could not be staged or published on this node: %s", err)},
-	)
+	f.list = append(f.list,
+		failure{id, time.Now(), inaccessible(reason, "the volume could not be staged or published on this node: %s", err)})
 }
 
 // recent returns the remembered failure of a volume, or nil.
 func (f *failures) recent(id uuid.UUID) *csi.VolumeHealth_VolumeHealthEntry {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(
-		f.list,
-		func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory },
-	)
+	i := slices.IndexFunc(f.list,
+		func(old failure) bool { return old.volume == id && time.Since(old.at) <= failureMemory })
 	if i < 0 {
 		return nil
 	}

@@ -71,7 +71,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 			t,
 			r.stage(hung, capability),
 			codes.Unavailable,
-			"does not answer",
+			"does not respond",
 			r.node(hung),
 			hung.disk,
 			hung.id,
@@ -82,7 +82,7 @@ func TestNodeWithADiskThatDoesNotAnswer(t *testing.T) {
 			t,
 			r.stage(hung, capability),
 			codes.Unavailable,
-			"does not answer",
+			"does not respond",
 			"an earlier read still waits",
 			r.node(hung),
 		)
@@ -140,7 +140,7 @@ func TestNodeStageBtrfsWithADiskThatDoesNotAnswer(t *testing.T) {
 	coretest.Must(t, r.unstage(other))
 	r.hang(hung)
 	withoutWaiting(t, "the stage", func() { coretest.Must(t, r.stage(other, capability)) })
-	if log := r.log.String(); !strings.Contains(log, "a disk does not answer") || !strings.Contains(log, hung.disk) {
+	if log := r.log.String(); !strings.Contains(log, "a disk does not respond") || !strings.Contains(log, hung.disk) {
 		t.Errorf("the log does not name the disk that was skipped:\n%s", log)
 	}
 	coretest.Must(t, r.unstage(other))

@@ -78,16 +78,18 @@ const (
 
 // ownershipOf reports whether a mount belongs to the volume: whether its disk is the one in the volume's record. A disk
 // in the record of another volume belongs to that. A disk in no record does not belong to this volume if this volume's
-// record names another disk of this guest.
-func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, id uuid.UUID) ownership {
+// record names another disk of this guest. It also reports whether the disk has left the guest.
+func (n *Service) ownershipOf(
+	records []volumerecord.Record, entry mount.Entry, id uuid.UUID,
+) (of ownership, gone bool) {
 	number, ok := entry.Device()
 	if !ok {
-		return unknownVolume
+		return unknownVolume, false
 	}
 	dev, err := n.devices.ByNumber(number)
-	gone := errors.Is(err, device.ErrNotFound) || entry.NodeRemoved()
+	gone = errors.Is(err, device.ErrNotFound) || entry.NodeRemoved()
 	if err != nil && !gone {
-		return unknownVolume
+		return unknownVolume, false
 	}
 	// A record may be old: the disk of a deleted volume had the same name, and so the same serial, or the same number.
 	// So a serial alone says nothing about another volume, and this volume's own record comes first.
@@ -95,26 +97,29 @@ func (n *Service) ownershipOf(records []volumerecord.Record, entry mount.Entry, 
 		if gone { // the number alone identifies a disk that left the guest while mounted; another disk may have it now
 			return r.Number == number && r.Serial != dev.Serial
 		}
-		held, present, err := n.recordedDisk(r)
-		return err == nil && present && held.Number == dev.Number
+		recorded := r.Serial == dev.Serial
+		if recorded {
+			recorded, err = isRecorded(r, dev)
+		}
+		return recorded && err == nil
 	}
 	own := slices.IndexFunc(records, func(r volumerecord.Record) bool { return r.Volume == id })
 	switch {
 	case own >= 0 && ownedBy(records[own]):
-		return thisVolume
+		return thisVolume, gone
 	case slices.ContainsFunc(records, ownedBy):
-		return anotherVolume
+		return anotherVolume, gone
 	case gone:
-		return unknownVolume // perhaps this volume's disk, before it came back with another number
+		return unknownVolume, true // perhaps this volume's disk, before it came back with another number
 	case own < 0:
-		return unknownVolume
+		return unknownVolume, false
 	case records[own].Serial == dev.Serial:
-		return thisVolume
+		return thisVolume, false
 	}
 	if _, err := n.devices.BySerial(records[own].Serial, records[own].Number); err != nil {
-		return unknownVolume
+		return unknownVolume, false
 	}
-	return anotherVolume
+	return anotherVolume, false
 }
 
 // diskRemoved reports whether the disk of a mount has left the guest.

@@ -206,7 +206,7 @@ func TestNodeStageAtAnOccupiedPath(t *testing.T) {
 		prepare  func(r *nodeRig, staging string)
 		mentions string
 	}{
-		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "not a folder"},
+		{"a file", func(r *nodeRig, staging string) { r.write(staging, "") }, "not a directory"},
 		{"a folder with content", func(r *nodeRig, staging string) { r.mkdir(staging); r.write(staging+"/precious", "data") }, "staging"},
 		{"a symbolic link", func(r *nodeRig, staging string) {
 			r.mkdir("real")
@@ -252,7 +252,7 @@ func TestNodePublishAtAnOccupiedPath(t *testing.T) {
 			coretest.Must(r.t, os.Rename(r.path("targets"), r.path("real")))
 			coretest.Must(r.t, os.Symlink("real", r.path("targets")))
 		}, "", ""},
-		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "not a folder"},
+		{"an empty file, as before a reboot", func(r *nodeRig) { r.write("targets/one", "") }, "filesystem", "not a directory"},
 		{"an empty folder, as before a reboot", func(r *nodeRig) { r.mkdir("targets/one") }, "raw block", "not an empty file"},
 		{"a file with content", func(r *nodeRig) { r.write("targets/one", "data") }, "filesystem, raw block", "targets/one"},
 		{"a folder with content", func(r *nodeRig) { r.mkdir("targets/one"); r.write("targets/one/file", "data") }, "filesystem, raw block", "targets/one"},
@@ -668,7 +668,7 @@ func TestNodeFolderOfTheVolumeAtTheTarget(t *testing.T) {
 	r.mkdir("staging-" + diskA + "/sub")
 	r.bind("staging-"+diskA+"/sub", "target")
 	publish := func() error { return r.publish(v, "target", capability, false) }
-	r.refused(publish, codes.FailedPrecondition, "the folder /sub of volume")
+	r.refused(publish, codes.FailedPrecondition, "the directory /sub of volume")
 	r.umount("target")
 	coretest.Must(t, publish())
 }

@@ -136,7 +136,7 @@ func (n *Service) NodeGetVolumeStats(
 	if err != nil {
 		return nil, err
 	}
-	if n.ownershipOf(n.records.List(), entry, id) == anotherVolume {
+	if of, _ := n.ownershipOf(n.records.List(), entry, id); of == anotherVolume {
 		return nil, rpc.NotFound("volume %s is not at %s: another volume is there", id, entry.Path)
 	}
 	number, _ := entry.Device()
@@ -147,22 +147,14 @@ func (n *Service) NodeGetVolumeStats(
 		}
 		if at, _ := staged.Device(); at != number {
 			return nil, rpc.NotFound(
-				"volume %s is staged from device %s, but device %s is mounted at %s: the path belongs to another volume",
-				id,
-				at,
-				number,
-				entry.Path,
-			)
+				"volume %s is staged from device %s, but device %s is mounted at %s: the path belongs to another volume", id, at,
+				number, entry.Path)
 		}
 	}
 	dev, err := n.devices.ByNumber(number)
 	if errors.Is(err, device.ErrNotFound) || entry.NodeRemoved() {
-		return nil, rpc.NotFound(
-			"volume %s at %s: its disk (device %s) has left this guest: unmount the volume",
-			id,
-			entry.Path,
-			number,
-		)
+		return nil, rpc.NotFound("volume %s at %s: its disk (device %s) has left this guest: unmount the volume", id,
+			entry.Path, number)
 	}
 	if err != nil {
 		return nil, err
@@ -240,12 +232,25 @@ func blockStagingPath(staging string, id uuid.UUID) string {
 	return filepath.Join(staging, id.String())
 }
 
+// nodeRPCs are the optional RPCs of the Node service. VOLUME_MOUNT_GROUP is missing on purpose: with it, kubelet does
+// not apply fsGroup itself and expects the plugin to do so.
+var nodeRPCs = []csi.NodeServiceCapability_RPC_Type{
+	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+	csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+}
+
 // NodeGetCapabilities returns the optional RPCs of this service. CSI spec, NodeGetCapabilities.
 func (n *Service) NodeGetCapabilities(
-	context.Context,
-	*csi.NodeGetCapabilitiesRequest,
+	context.Context, *csi.NodeGetCapabilitiesRequest,
 ) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: nodeCapabilities()}, nil
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, rpc := range nodeRPCs {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: rpc}},
+		})
+	}
+	return resp, nil
 }
 
 // NodeGetInfo returns the node's ID, its rack, and its limit of volumes. The limit is the number of disks that an

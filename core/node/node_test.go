@@ -242,7 +242,7 @@ func (r *nodeRig) umountAndWait(v *volume, path string) {
 	number := r.number(v)
 	dev, err := r.roots().ByNumber(device.Number{Major: unix.Major(number), Minor: unix.Minor(number)})
 	coretest.Must(r.t, err)
-	_, err = mount.WaitFree(r.t.Context(), dev, 0, false)
+	_, err = mount.WaitFree(r.t.Context(), dev, 0, false, true)
 	coretest.Must(r.t, err)
 }
 

@@ -111,20 +111,14 @@ func (n *Service) publishFilesystem(ctx context.Context, p publishRequest) error
 	}
 	staged, ok := table.At(p.staging)
 	if !ok || staged.Block() || staged.Number != p.dev.Number {
-		return rpc.FailedPrecondition(
-			"volume %s is not staged at %s with a filesystem: stage it first",
-			p.volume.id,
-			p.staging,
-		)
+		return rpc.FailedPrecondition("volume %s is not staged at %s with a filesystem: stage it first", p.volume.id,
+			p.staging)
 	}
 	if staged.ReadOnly && !p.readOnly && n.stoppedByUnstage(p.volume.id) {
-		return rpc.FailedPrecondition(
-			"volume %s is being unstaged at %s, and its filesystem is read-only: stage it first",
-			p.volume.id,
-			p.staging,
-		)
+		return rpc.FailedPrecondition("volume %s is being unstaged at %s, and its filesystem is read-only: stage it first",
+			p.volume.id, p.staging)
 	}
-	if err := checkUsable(p.volume, staged, p.readOnly); err != nil {
+	if err := checkUsable(p.volume.id, staged, p.readOnly); err != nil {
 		return err
 	}
 	// A filesystem that is mounted read-only is published read-only.
@@ -186,33 +180,12 @@ func (n *Service) checkPublished(
 		return false, nil, err
 	}
 	entry, ok := table.At(p.target)
-	for ok && !published {
-		number, known := entry.Device()
-		switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
-		case same && !entry.Block() && entry.Root != staged.Root:
-			return false, nil, rpc.FailedPrecondition(
-				"%s has a mount of the folder %s of volume %s, not of the whole volume: unmount it by hand",
-				p.target,
-				entry.Root,
-				p.volume.id,
-			)
-		case same && entry.Block() != staged.Block():
-			return false, nil, rpc.AlreadyExists(
-				"volume %s is mounted at %s with the other access type: unmount it first",
-				p.volume.id,
-				p.target,
-			)
-		case same && entry.ReadOnly != p.readOnly:
-			return false, nil, rpc.AlreadyExists(
-				"volume %s is mounted at %s with read-only %t, not %t: unmount it first",
-				p.volume.id,
-				p.target,
-				entry.ReadOnly,
-				p.readOnly,
-			)
-		case same:
-			published = true
-			continue
+	for ok {
+		if published, err = p.isPublished(staged, entry); err != nil {
+			return false, nil, err
+		}
+		if published {
+			break
 		}
 		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return false, nil, err
@@ -231,11 +204,29 @@ func (n *Service) checkPublished(
 	if !published && !p.multipleTargets && len(others) > 0 {
 		return false, nil, rpc.FailedPrecondition(
 			"volume %s is already mounted at %s, and its access mode allows only one target: unmount it there first",
-			p.volume.id,
-			others[0].Path,
-		)
+			p.volume.id, others[0].Path)
 	}
 	return published, others, nil
+}
+
+// isPublished reports whether a mount at the target is the volume's, as requested. If it is the volume's and differs
+// from the request, it returns an error.
+func (p publishRequest) isPublished(staged, entry mount.Entry) (bool, error) {
+	number, known := entry.Device()
+	switch same := known && number == p.dev.Number && !entry.NodeRemoved(); {
+	case same && !entry.Block() && entry.Root != staged.Root:
+		return false, rpc.FailedPrecondition(
+			"%s has a mount of the directory %s of volume %s, not of the whole volume: unmount it manually",
+			p.target, entry.Root, p.volume.id)
+	case same && entry.Block() != staged.Block():
+		return false, rpc.AlreadyExists("volume %s is mounted at %s with the other access type: unmount it first",
+			p.volume.id, p.target)
+	case same && entry.ReadOnly != p.readOnly:
+		return false, rpc.AlreadyExists("volume %s is mounted at %s with read-only %t, not %t: unmount it first",
+			p.volume.id, p.target, entry.ReadOnly, p.readOnly)
+	default:
+		return same, nil
+	}
 }
 
 // NodeUnpublishVolume unmounts the volume from the target path and removes the target's folder or file. It succeeds
@@ -278,11 +269,8 @@ func (n *Service) NodeUnpublishVolume(
 		return nil, err
 	}
 	if entry, ok := table.At(target); ok {
-		return nil, rpc.FailedPrecondition(
-			"%s has a mount that is not this volume's and stays: %s: unmount it by hand",
-			target,
-			entry,
-		)
+		return nil, rpc.FailedPrecondition("%s has a mount that is not this volume's and stays: %s: unmount it manually",
+			target, entry)
 	}
 	// This plugin has never published a volume whose ID is not a UUID. For such an ID, nothing is removed either.
 	if invalid != nil {
@@ -310,12 +298,7 @@ type unmountFunc func(ctx context.Context, table mount.Table, entry mount.Entry,
 
 // unmountVolume calls unmountOne for all mounts of the volume at exactly this path, and for no others. If it cannot
 // tell which mounts belong to the volume, it changes nothing.
-func (n *Service) unmountVolume(
-	ctx context.Context,
-	path string,
-	id uuid.UUID,
-	unmountOne unmountFunc,
-) error {
+func (n *Service) unmountVolume(ctx context.Context, path string, id uuid.UUID, unmountOne unmountFunc) error {
 	for {
 		table, err := mount.ReadTable()
 		if err != nil {
@@ -334,7 +317,7 @@ func (n *Service) unmountVolume(
 		}
 		number, ok := stack[0].Device()
 		if !ok {
-			return rpc.FailedPrecondition("%s has a mount whose device cannot be read: %s: unmount it by hand", path, stack[0])
+			return rpc.FailedPrecondition("%s has a mount whose device cannot be read: %s: unmount it manually", path, stack[0])
 		}
 		if err := unmountOne(ctx, table, stack[0], number); err != nil {
 			return err
@@ -344,11 +327,7 @@ func (n *Service) unmountVolume(
 
 func covered(path string, id uuid.UUID, top mount.Entry) error {
 	return rpc.FailedPrecondition(
-		"%s has a mount of volume %s, and over it a mount that is not the volume's: %s: unmount that first",
-		path,
-		id,
-		top,
-	)
+		"%s has a mount of volume %s, and over it a mount that is not the volume's: %s: unmount that first", path, id, top)
 }
 
 // checkUncovered returns an error if the volume is mounted at one of the paths, but the path does not lead there,
@@ -362,14 +341,12 @@ func (n *Service) checkUncovered(id uuid.UUID, paths ...string) error {
 		mounts, by := table.Covered(path)
 		for _, entry := range mounts {
 			// The node that is bound to a covered path cannot be read.
-			if isVolume(entry) && (entry.Block() || n.ownershipOf(n.records.List(), entry, id) != anotherVolume) {
-				return rpc.FailedPrecondition(
-					"volume %s is mounted at %s, but a mount at %s covers it: %s: unmount that first",
-					id,
-					path,
-					by.Path,
-					by,
-				)
+			if !isVolume(entry) {
+				continue
+			}
+			if of, _ := n.ownershipOf(n.records.List(), entry, id); entry.Block() || of != anotherVolume {
+				return rpc.FailedPrecondition("volume %s is mounted at %s, but a mount at %s covers it: %s: unmount that first", id,
+					path, by.Path, by)
 			}
 		}
 	}
@@ -379,36 +356,32 @@ func (n *Service) checkUncovered(id uuid.UUID, paths ...string) error {
 // ownedMounts reports for each of the mounts at a path, the uppermost first, whether it belongs to the volume. Mounts
 // that certainly belong to it count, and mounts whose disk has left the guest. Mounts of unknown volumes count if all
 // of them are of one disk.
-func (n *Service) ownedMounts(
-	records []volumerecord.Record,
-	stack []mount.Entry,
-	id uuid.UUID,
-) ([]bool, error) {
+func (n *Service) ownedMounts(records []volumerecord.Record, stack []mount.Entry, id uuid.UUID) ([]bool, error) {
 	own := make([]bool, len(stack))
 	disks := map[ownership][]device.Number{}
-	verdicts := make([]ownership, len(stack))
+	verdicts, removed := make([]ownership, len(stack)), make([]bool, len(stack))
 	for i, entry := range stack {
 		if !isVolume(entry) {
 			continue
 		}
-		if covered := i > 0 && entry.Block(); covered || n.diskRemoved(entry) {
-			// The device of a covered node cannot be read before the node is the uppermost mount.
-			own[i] = covered || n.ownershipOf(records, entry, id) != anotherVolume
+		if i > 0 && entry.Block() {
+			own[i] = true // the device of a covered node cannot be read before the node is the uppermost mount
+			removed[i] = n.diskRemoved(entry)
 			continue
 		}
-		verdicts[i] = n.ownershipOf(records, entry, id)
-		if verdicts[i] != anotherVolume {
-			own[i] = true
+		verdicts[i], removed[i] = n.ownershipOf(records, entry, id)
+		own[i] = verdicts[i] != anotherVolume
+		if own[i] && !removed[i] {
 			disks[verdicts[i]] = append(disks[verdicts[i]], entry.Number)
 		}
 	}
 	if len(disks[thisVolume]) > 0 {
 		for i := range stack {
-			own[i] = own[i] && (verdicts[i] == thisVolume || n.diskRemoved(stack[i]))
+			own[i] = own[i] && (verdicts[i] == thisVolume || removed[i])
 		}
 	} else if len(slices.Compact(disks[unknownVolume])) > 1 {
 		return nil, rpc.FailedPrecondition(
-			"%s has mounts of several disks, and it cannot be told which is that of volume %s: %s and others: unmount the others by hand",
+			"%s has mounts of several disks, and it cannot be told which is that of volume %s: %s and others: unmount the others manually",
 			stack[0].Path,
 			id,
 			stack[0],

@@ -25,45 +25,37 @@ import (
 
 // recordStage writes the volume's record before its first mount, and returns it. If the record cannot be written,
 // nothing may be mounted: a later unstage could not prove that the disk is free.
-func (n *Service) recordStage(
-	volume nodeVolume,
-	dev device.Device,
-	staging string,
-	kind volumerecord.Kind,
-	readOnly bool,
-) (volumerecord.Record, error) {
+func (n *Service) recordStage(volume *staging, readOnly bool) (volumerecord.Record, error) {
+	dev, kind := volume.dev, volumerecord.Filesystem
+	if volume.block {
+		kind = volumerecord.Block
+	}
 	sequence, err := dev.Sequence()
 	if err != nil {
 		return volumerecord.Record{}, err
 	}
 	record := volumerecord.Record{
 		Volume: volume.id, Serial: dev.Serial, Sequence: sequence, Number: dev.Number,
-		Kind: kind, StagingPath: staging, ReadOnly: readOnly, Step: volumerecord.Staged,
+		Kind: kind, StagingPath: volume.path, ReadOnly: readOnly, Step: volumerecord.Staged,
 	}
 	return record, n.records.Write(record)
 }
 
 // recordStaged makes sure that a volume which is mounted already has a record of its disk, and returns it. A version of
 // this plugin that wrote no records may have staged the volume.
-func (n *Service) recordStaged(
-	volume nodeVolume,
-	dev device.Device,
-	staging string,
-	kind volumerecord.Kind,
-	readOnly bool,
-) (volumerecord.Record, error) {
+func (n *Service) recordStaged(volume *staging, readOnly bool) (volumerecord.Record, error) {
 	record, err := n.records.Read(volume.id)
 	if err == nil && record != nil {
 		if _, present, err := n.recordedDisk(*record); err != nil || present {
 			return *record, err
 		}
 	}
-	return n.recordStage(volume, dev, staging, kind, readOnly)
+	return n.recordStage(volume, readOnly)
 }
 
 // recordGrowth records whether the filesystem of a staged volume has the size of its disk. One that cannot grow stays
 // staged with its old size: otherwise no workload could reach the data any more.
-func (n *Service) recordGrowth(volume nodeVolume, grown error) error {
+func (n *Service) recordGrowth(volume *staging, grown error) error {
 	small := errors.Is(grown, mount.ErrGrow)
 	if grown != nil && !small {
 		return grown
@@ -85,11 +77,20 @@ func (n *Service) recordedDisk(r volumerecord.Record) (dev device.Device, presen
 	if errors.Is(err, device.ErrNotFound) {
 		return device.Device{}, false, nil
 	}
-	if err != nil || r.Sequence == 0 {
-		return dev, err == nil && dev.Number == r.Number, err
+	if err != nil {
+		return dev, false, err
+	}
+	present, err = isRecorded(r, dev)
+	return dev, present, err
+}
+
+// isRecorded reports whether a disk with the serial of a record is the one that was recorded.
+func isRecorded(r volumerecord.Record, dev device.Device) (bool, error) {
+	if r.Sequence == 0 {
+		return dev.Number == r.Number, nil
 	}
 	sequence, err := dev.Sequence()
-	return dev, err == nil && sequence == r.Sequence, err
+	return err == nil && sequence == r.Sequence, err
 }
 
 // expectedDisk describes the volume's disk among the guest's disks.
@@ -103,9 +104,9 @@ func (n *Service) expectedDisk(v nodeVolume) device.ExpectedDisk {
 
 // checkRecords rejects a stage from another disk than the one that this node holds for the volume, and from a disk that
 // it holds for another volume. A record that cannot be read is replaced: the checks of the disk itself decide.
-func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
+func (n *Service) checkRecords(volume *staging) error {
 	for _, record := range n.records.List() {
-		if (record.Volume == volume.id) == (record.Serial == dev.Serial) {
+		if (record.Volume == volume.id) == (record.Serial == volume.dev.Serial) {
 			continue
 		}
 		if _, present, err := n.recordedDisk(record); err != nil {
@@ -115,11 +116,7 @@ func (n *Service) checkRecords(volume nodeVolume, dev device.Device) error {
 		}
 		return rpc.FailedPrecondition(
 			"volume %s cannot be staged from %s: this node holds it as volume %s: unstage that first, or correct the wrong %s",
-			volume.id,
-			dev,
-			record.Volume,
-			rpc.KeyDiskName,
-		)
+			volume.id, volume.dev, record.Volume, rpc.KeyDiskName)
 	}
 	return nil
 }
@@ -131,55 +128,47 @@ const exclusiveWait = time.Second
 // checkForeignUser rejects a disk in foreign use: one that is mounted in another mount namespace, or held by
 // LVM, md or another program. The volume's own filesystem may hold the disk if copies of its mount have outlived an
 // unstage, or one that was refused. Then checkForeignUser returns one of these copies.
-func (n *Service) checkForeignUser(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-) (own *mount.Copy, err error) {
+func (n *Service) checkForeignUser(ctx context.Context, volume *staging) (own *mount.Copy, err error) {
+	dev := volume.dev
 	for end := time.Now().Add(exclusiveWait); ; time.Sleep(10 * time.Millisecond) {
-		if err := volume.content(dev).CheckUnused(); !errors.Is(err, device.ErrInUse) {
+		if err := volume.content().CheckUnused(); !errors.Is(err, device.ErrInUse) {
 			return nil, err
 		}
 		if copies := mount.CopiesOf(dev.Number); len(copies) > 0 {
-			if n.heldRecord(volume, dev) != nil {
+			if n.heldRecord(volume) != nil {
 				return &copies[0], nil
 			}
-			return nil, foreignUser(volume, dev, copies[0].String())
+			return nil, volume.foreignUser(copies[0].String())
 		}
 		if holders := n.holders(volume.id, dev); len(holders) > 0 {
-			return nil, foreignUser(volume, dev, holders[0])
+			return nil, volume.foreignUser(holders[0])
 		}
 		if time.Now().After(end) {
-			if held := n.heldRecord(volume, dev); held != nil {
+			if held := n.heldRecord(volume); held != nil {
 				if err := n.checkNotFrozen(ctx, *held, dev); err != nil {
 					return nil, err
 				}
 			}
-			return nil, foreignUser(volume, dev, "another program")
+			return nil, volume.foreignUser("another program")
 		}
 	}
 }
 
 // heldRecord returns the record of the volume if it says that this node holds the disk for it, otherwise nil.
-func (n *Service) heldRecord(volume nodeVolume, dev device.Device) *volumerecord.Record {
+func (n *Service) heldRecord(volume *staging) *volumerecord.Record {
 	record, err := n.records.Read(volume.id)
 	if err != nil || record == nil {
 		return nil
 	}
-	if recorded, present, err := n.recordedDisk(*record); err != nil || !present || recorded.Number != dev.Number {
+	if recorded, present, err := n.recordedDisk(*record); err != nil || !present || recorded.Number != volume.dev.Number {
 		return nil
 	}
 	return record
 }
 
-func foreignUser(volume nodeVolume, dev device.Device, holder string) error {
-	return rpc.Fault(
-		fault.DiskInUse,
-		"volume %s cannot be staged: its disk %s is held by %s: end that use first",
-		volume.id,
-		dev,
-		holder,
-	)
+func (v *staging) foreignUser(holder string) error {
+	return rpc.Fault(fault.DiskInUse, "volume %s cannot be staged: its disk %s is held by %s: end that use first", v.id,
+		v.dev, holder)
 }
 
 // lingers reports whether read-only copies of an unstaged volume's mount remain. If not, it removes the record, unless

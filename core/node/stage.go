@@ -11,17 +11,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumelock"
@@ -49,7 +46,7 @@ func (n *Service) NodeStageVolume(
 		return nil, err
 	}
 	defer release()
-	err = n.stage(ctx, req, volume, parsePassphrases(req.GetSecrets()))
+	err = n.stage(ctx, req, volume)
 	n.failures.record(volume.id, err)
 	if err != nil {
 		return nil, err
@@ -74,25 +71,45 @@ func (n *Service) lockVolume(
 	return locked, release, nil
 }
 
-func (n *Service) stage(
-	ctx context.Context,
-	req *csi.NodeStageVolumeRequest,
-	volume nodeVolume,
-	secrets passphrases,
-) error {
-	staging, err := resolve(req.GetStagingTargetPath())
+// staging is one volume on its way to its staging path. The steps are: find the disk, claim it, open it if it is
+// encrypted, ensure that there is a filesystem, mount it, grow it, and set up its root folder. A raw block volume is
+// only found, claimed, opened and bound.
+type staging struct {
+	nodeVolume
+	dev device.Device
+	// path is the staging path, without symbolic links.
+	path string
+	// block says that the volume is used as raw block. Otherwise wanted is the requested filesystem, or empty.
+	block   bool
+	wanted  string
+	options mount.Options
+	secrets passphrases
+	// mapping is the open mapping of an encrypted disk, and opened says that this request has opened it. unformatted says
+	// that nothing was ever written into it, except by an interrupted mkfs.
+	mapping             *device.Mapping
+	opened, unformatted bool
+	// dataOffset is where the data of an encrypted disk begins, in bytes.
+	dataOffset int64
+}
+
+func (n *Service) stage(ctx context.Context, req *csi.NodeStageVolumeRequest, parsed nodeVolume) error {
+	path, err := resolve(req.GetStagingTargetPath())
 	if err != nil {
 		return err
 	}
-	if err := n.checkUncovered(volume.id, staging, blockStagingPath(staging, volume.id)); err != nil {
+	if err := n.checkUncovered(parsed.id, path, blockStagingPath(path, parsed.id)); err != nil {
 		return err
 	}
 	capability := req.GetVolumeCapability().GetMount()
+	volume := &staging{
+		nodeVolume: parsed, path: path, secrets: parsePassphrases(req.GetSecrets()),
+		block: capability == nil, wanted: capability.GetFsType(),
+	}
 	start := time.Now()
-	dev, err := n.devices.WaitForDisk(ctx, n.expectedDisk(volume), n.deviceTimeout)
-	if err != nil {
+	if volume.dev, err = n.devices.WaitForDisk(ctx, n.expectedDisk(parsed), n.deviceTimeout); err != nil {
 		return err
 	}
+	dev := volume.dev
 	if err := n.disks.CheckResponds(ctx, dev); err != nil {
 		return fmt.Errorf("volume %s: %w", volume.id, err)
 	}
@@ -103,34 +120,27 @@ func (n *Service) stage(
 			return err
 		}
 	}
-	if err := n.checkRecords(volume, dev); err != nil {
+	volume.options = volume.mountOptions(capability.GetMountFlags())
+	if err := n.checkRecords(volume); err != nil {
 		return err
 	}
-	if volume.ownFilesystem && capability == nil {
+	if volume.ownFilesystem && volume.block {
 		return rpc.FailedPrecondition(
 			"volume %s is used as raw block, so nothing on its disk shows that it is this volume's: wait for the controller",
-			volume.id,
-		)
+			volume.id)
 	}
-	discard := slices.Contains(filesystem.SplitMountFlags(capability.GetMountFlags()), "discard")
-	if volume, err = n.unlock(ctx, volume, dev, secrets, discard); err != nil {
+	if err := n.unlock(ctx, volume); err != nil {
 		return err
 	}
-	err = n.stageContent(ctx, volume, dev, staging, capability)
+	err = n.stageContent(ctx, volume)
 	if err != nil && !errors.Is(err, mount.ErrChecking) { // a check goes on after the call, inside the mapping
 		n.lock(ctx, volume)
 	}
 	return err
 }
 
-// stageContent stages what is on the disk, or in the mapping of an encrypted one. capability is nil for raw block.
-func (n *Service) stageContent(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	staging string,
-	capability *csi.VolumeCapability_MountVolume,
-) (err error) {
+// stageContent stages what is on the disk, or in the mapping of an encrypted one.
+func (n *Service) stageContent(ctx context.Context, volume *staging) (err error) {
 	if volume.mapping != nil {
 		release, err := n.hold(volume)
 		if err != nil {
@@ -138,10 +148,10 @@ func (n *Service) stageContent(
 		}
 		defer func() { err = errors.Join(err, release()) }()
 	}
-	if capability == nil {
-		return n.stageBlock(ctx, volume, dev, staging)
+	if volume.block {
+		return n.stageBlock(ctx, volume)
 	}
-	return n.stageFilesystem(ctx, volume, dev, staging, capability)
+	return n.stageFilesystem(ctx, volume)
 }
 
 // resolve resolves a path of a request. The orchestrator provides its parent folder.
@@ -149,7 +159,7 @@ func resolve(path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", rpc.FailedPrecondition(
-			"folder %s does not exist, and the orchestrator makes it: check that the plugin sees the same folders (hostPath mounts, stage_publish_base_dir)",
+			"directory %s does not exist, and the orchestrator makes it: check that the plugin sees the same directories (hostPath mounts, stage_publish_base_dir)",
 			filepath.Dir(filepath.Clean(path)),
 		)
 	}
@@ -157,78 +167,62 @@ func resolve(path string) (string, error) {
 		return "", err
 	}
 	if info, err := os.Stat(filepath.Dir(resolved)); err == nil && !info.IsDir() {
-		return "", rpc.FailedPrecondition(
-			"%s is not a folder: remove it, so that %s can be made",
-			filepath.Dir(resolved),
-			path,
-		)
+		return "", rpc.FailedPrecondition("%s is not a directory: remove it, so that %s can be made", filepath.Dir(resolved),
+			path)
 	}
 	return resolved, nil
 }
 
-func (n *Service) stageFilesystem(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	staging string,
-	capability *csi.VolumeCapability_MountVolume,
-) error {
-	options := volume.mountOptions(capability.GetMountFlags())
-	fsType, err := n.stagedFSType(ctx, volume, dev, staging, capability.GetFsType(), options)
+func (n *Service) stageFilesystem(ctx context.Context, volume *staging) error {
+	fsType, err := n.stagedFSType(ctx, volume)
 	if err != nil {
 		return err
 	}
 	if fsType == "" {
-		if fsType, err = n.mountStaging(ctx, volume, dev, staging, capability.GetFsType(), options); err != nil {
+		if fsType, err = n.mountStaging(ctx, volume); err != nil {
 			return err
 		}
 	}
-	if options.ReadOnly() {
+	if volume.options.ReadOnly() {
 		return nil
 	}
 	// Not only after the mount: the plugin may have ended between mount and growth.
-	err = n.repairs.Grow(ctx, volume.content(dev), volume.id, staging, fsType, options)
+	err = n.repairs.Grow(ctx, volume.content(), volume.id, volume.path, fsType, volume.options)
 	if err := n.recordGrowth(volume, err); err != nil {
 		return err
 	}
-	return n.setUpRootFolder(ctx, volume, volume.content(dev), staging)
+	return n.setUpRootFolder(ctx, volume)
 }
 
 // mountStaging mounts the disk's filesystem, after making one if necessary, and returns the filesystem's type.
-func (n *Service) mountStaging(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	staging, wanted string,
-	options mount.Options,
-) (fsType string, err error) {
-	if err := mount.MakeFolder(staging); err != nil {
+func (n *Service) mountStaging(ctx context.Context, volume *staging) (fsType string, err error) {
+	if err := mount.MakeFolder(volume.path); err != nil {
 		return "", err
 	}
-	own, err := n.checkForeignUser(ctx, volume, dev)
+	own, err := n.checkForeignUser(ctx, volume)
 	if err != nil {
 		return "", err
 	}
 	if own != nil {
 		// A filesystem from a read-only disk has no journal open. It must not become writable as it is.
-		if readOnly, err := dev.ReadOnly(); err != nil || readOnly && !volume.readOnly {
-			return "", errors.Join(foreignUser(volume, dev, own.String()), err)
+		if readOnly, err := volume.dev.ReadOnly(); err != nil || readOnly && !volume.readOnly {
+			return "", errors.Join(volume.foreignUser(own.String()), err)
 		}
-		return n.mountAgain(ctx, volume, dev, staging, wanted, own, options)
+		return n.mountAgain(ctx, volume, own)
 	}
 	if volume.ownFilesystem {
-		if err := checkOwnFilesystem(ctx, volume, volume.content(dev)); err != nil {
+		if err := checkOwnFilesystem(ctx, volume); err != nil {
 			return "", err
 		}
 	}
-	if fsType, err = n.prepareFilesystem(ctx, volume, dev, wanted, options); err != nil {
+	if fsType, err = n.prepareFilesystem(ctx, volume); err != nil {
 		return "", err
 	}
-	if _, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly()); err != nil {
+	if _, err := n.recordStage(volume, volume.options.ReadOnly()); err != nil {
 		return "", err
 	}
 	start := time.Now()
-	if err := n.repairs.Mount(ctx, volume.content(dev), volume.id, staging, fsType, options); err != nil {
+	if err := n.repairs.Mount(ctx, volume.content(), volume.id, volume.path, fsType, volume.options); err != nil {
 		return "", err
 	}
 	n.log.Debug("mounted", "volume_id", volume.id.String(), "fs_type", fsType, "mount", time.Since(start))
@@ -236,65 +230,48 @@ func (n *Service) mountStaging(
 }
 
 // prepareFilesystem returns the type of the volume's filesystem, after finishing interrupted work on it, or making it.
-func (n *Service) prepareFilesystem(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	wanted string,
-	options mount.Options,
-) (fsType string, err error) {
-	content := volume.content(dev)
+func (n *Service) prepareFilesystem(ctx context.Context, volume *staging) (fsType string, err error) {
+	content := volume.content()
 	if err := setReadOnly(content, volume.readOnly); err != nil {
 		return "", err
 	}
 	if !volume.unformatted { // otherwise it is noise, or the remains of an interrupted mkfs
-		if err := n.repairs.FinishInterrupted(ctx, content, volume.id, options); err != nil {
+		if err := n.repairs.FinishInterrupted(ctx, content, volume.id, volume.options); err != nil {
 			return "", err
 		}
 	}
 	if volume.mapping != nil {
-		return n.ensureEncryptedFilesystem(ctx, volume, dev, wanted)
+		return n.ensureEncryptedFilesystem(ctx, volume)
 	}
-	return n.ensureFilesystem(ctx, volume, dev, wanted)
+	return n.ensureFilesystem(ctx, volume)
 }
 
 // mountAgain mounts the volume's own filesystem, which is still mounted in another mount namespace: read-only, or
 // writable after an unstage that was refused. The kernel has one filesystem for all its mounts.
-func (n *Service) mountAgain(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	staging, wanted string,
-	own *mount.Copy,
-	options mount.Options,
-) (string, error) {
-	fsType := own.FSType
-	if wanted != "" && wanted != fsType {
-		return "", otherFilesystem(volume, dev, fsType, wanted)
+func (n *Service) mountAgain(ctx context.Context, volume *staging, own *mount.Copy) (string, error) {
+	fsType, staging, options := own.FSType, volume.path, volume.options
+	if volume.wanted != "" && volume.wanted != fsType {
+		return "", volume.otherFilesystem(fsType)
 	}
 	if !own.FilesystemReadOnly && options.ReadOnly() {
-		return "", foreignUser(volume, dev, own.String())
+		return "", volume.foreignUser(own.String())
 	}
-	record, err := n.recordStage(volume, dev, staging, volumerecord.Filesystem, options.ReadOnly())
+	record, err := n.recordStage(volume, volume.options.ReadOnly())
 	if err != nil {
 		return "", err
 	}
-	n.log.Info(
-		"mounting a filesystem that other mount namespaces still have mounted",
-		"volume_id",
-		volume.id.String(),
-	)
+	n.log.Info("mounting a filesystem that other mount namespaces still have mounted", "volume_id", volume.id.String())
 	if !own.FilesystemReadOnly {
-		return fsType, mount.Filesystem(ctx, volume.content(dev), staging, fsType, options)
+		return fsType, mount.Filesystem(ctx, volume.content(), staging, fsType, options)
 	}
 	if options.ReadOnly() {
-		return fsType, mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options)
+		return fsType, mount.FilesystemAgain(ctx, volume.content(), staging, fsType, options)
 	}
 	// If this process ends before the mount is writable, the step tells the next stage to make it so.
 	if err := n.records.SetStep(record, volumerecord.Leaving); err != nil {
 		return "", err
 	}
-	if err := mount.FilesystemAgain(ctx, volume.content(dev), staging, fsType, options); err != nil {
+	if err := mount.FilesystemAgain(ctx, volume.content(), staging, fsType, options); err != nil {
 		return "", err
 	}
 	if err := mount.MakeWritable(staging); err != nil {
@@ -305,41 +282,32 @@ func (n *Service) mountAgain(
 
 // stagedFSType returns the filesystem with which the volume is staged already as requested, or "" if it is not
 // staged. It unmounts mounts at the staging path whose disk has left the guest. Any other mount is an error.
-func (n *Service) stagedFSType(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	staging, fsType string,
-	options mount.Options,
-) (string, error) {
+func (n *Service) stagedFSType(ctx context.Context, volume *staging) (string, error) {
 	for {
 		table, err := mount.ReadTable()
 		if err != nil {
 			return "", err
 		}
-		if _, ok := table.At(blockStagingPath(staging, volume.id)); ok {
-			return "", rpc.AlreadyExists(
-				"volume %s is staged at %s as raw block, not with a filesystem: unstage it first",
-				volume.id,
-				staging,
-			)
+		if _, ok := table.At(blockStagingPath(volume.path, volume.id)); ok {
+			return "", rpc.AlreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first",
+				volume.id, volume.path)
 		}
-		entry, ok := table.At(staging)
+		entry, ok := table.At(volume.path)
 		if !ok {
-			return "", checkNotMounted(volume, dev, table)
+			return "", checkNotMounted(volume, table)
 		}
-		if !entry.Block() && entry.Number == dev.Number {
+		if !entry.Block() && entry.Number == volume.dev.Number {
 			if entry.Frozen() { // what follows may wait for the thaw
 				return "", frozenAt(volume.id, entry.Path)
 			}
-			resumed, err := n.resumeStaged(ctx, volume, dev, entry, options)
+			resumed, err := n.resumeStaged(ctx, volume, entry)
 			if err != nil {
 				return "", err
 			}
 			if resumed {
 				continue
 			}
-			return entry.FSType, n.checkStagedAsRequested(volume, entry, fsType, options)
+			return entry.FSType, n.checkStagedAsRequested(volume, entry)
 		}
 		if err := n.unmountOrphan(ctx, table, entry); err != nil {
 			return "", err
@@ -350,21 +318,15 @@ func (n *Service) stagedFSType(
 // resumeStaged prepares the record of a volume that is mounted at its staging path: one that has no record gets one. If
 // an unstage has made the filesystem read-only and could not unmount it, resumeStaged makes it writable again. It
 // unmounts what an unstage has mounted for a thaw. In both cases the caller looks again.
-func (n *Service) resumeStaged(
-	ctx context.Context,
-	volume nodeVolume,
-	dev device.Device,
-	entry mount.Entry,
-	options mount.Options,
-) (changed bool, err error) {
-	record, err := n.recordStaged(volume, dev, entry.Path, volumerecord.Filesystem, entry.ReadOnly)
+func (n *Service) resumeStaged(ctx context.Context, volume *staging, entry mount.Entry) (changed bool, err error) {
+	record, err := n.recordStaged(volume, entry.ReadOnly)
 	if err != nil {
 		return false, err
 	}
 	if wasRestored(record, entry) {
-		return true, mount.Unmount(ctx, entry.Path, dev.Number)
+		return true, mount.Unmount(ctx, entry.Path, volume.dev.Number)
 	}
-	if record.Step == volumerecord.Staged || record.ReadOnly || options.ReadOnly() {
+	if record.Step == volumerecord.Staged || record.ReadOnly || volume.options.ReadOnly() {
 		return false, nil
 	}
 	if entry.ReadOnly {
@@ -377,34 +339,22 @@ func (n *Service) resumeStaged(
 
 // checkStagedAsRequested returns an error if the staged filesystem differs from the request. Different mount flags are
 // no error, because the kernel adds some and does not show others.
-func (n *Service) checkStagedAsRequested(
-	volume nodeVolume,
-	entry mount.Entry,
-	fsType string,
-	options mount.Options,
-) error {
-	if err := checkUsable(volume, entry, options.ReadOnly()); err != nil {
+func (n *Service) checkStagedAsRequested(volume *staging, entry mount.Entry) error {
+	if err := checkUsable(volume.id, entry, volume.options.ReadOnly()); err != nil {
 		return err
 	}
+	fsType, options := volume.wanted, volume.options
 	switch {
 	case fsType != "" && fsType != entry.FSType:
-		return rpc.AlreadyExists(
-			"volume %s is staged at %s with %s, not %s: unstage it first",
-			volume.id,
-			entry.Path,
-			entry.FSType,
-			fsType,
-		)
+		return rpc.AlreadyExists("volume %s is staged at %s with %s, not %s: unstage it first", volume.id, entry.Path,
+			entry.FSType, fsType)
 	case entry.ReadOnly && !options.ReadOnly():
 		return rpc.AlreadyExists("volume %s is staged at %s read-only, not writable: unstage it first", volume.id, entry.Path)
 	case !entry.ReadOnly && options.ReadOnly():
 		return rpc.AlreadyExists("volume %s is staged at %s writable, not read-only: unstage it first", volume.id, entry.Path)
 	case entry.SELinuxContext != options.SELinuxContext():
-		return rpc.AlreadyExists(
-			"volume %s is staged at %s with another SELinux context: unstage it first",
-			volume.id,
-			entry.Path,
-		)
+		return rpc.AlreadyExists("volume %s is staged at %s with another SELinux context: unstage it first", volume.id,
+			entry.Path)
 	}
 	if lacks := entry.CountMissing(options.Flags); lacks > 0 {
 		// Only their number, because mount flags may be secret.
@@ -421,18 +371,18 @@ func (n *Service) checkStagedAsRequested(
 
 // checkUsable returns an error if the filesystem has stopped after an error. A workload would take it for a healthy
 // one.
-func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
+func checkUsable(id uuid.UUID, staged mount.Entry, readOnly bool) error {
 	switch {
 	case staged.ShutDown:
 		return rpc.FailedPrecondition(
 			"volume %s is staged at %s, but its filesystem has shut itself down after an error: read the kernel's log, end the workload, and unstage the volume",
-			volume.id,
+			id,
 			staged.Path,
 		)
 	case staged.TurnedReadOnly && !readOnly:
 		return rpc.FailedPrecondition(
 			"volume %s is staged at %s, but its filesystem has become read-only after an error: read the kernel's log, end the workload, unstage the volume, and check the filesystem",
-			volume.id,
+			id,
 			staged.Path,
 		)
 	}
@@ -444,23 +394,17 @@ func checkUsable(volume nodeVolume, staged mount.Entry, readOnly bool) error {
 func (n *Service) unmountOrphan(ctx context.Context, table mount.Table, entry mount.Entry) error {
 	number, ok := entry.Device()
 	if !ok || !isVolume(entry) {
-		return rpc.FailedPrecondition("%s has a mount that is not a volume: %s: unmount it by hand", entry.Path, entry)
+		return rpc.FailedPrecondition("%s has a mount that is not a volume: %s: unmount it manually", entry.Path, entry)
 	}
 	if _, err := n.devices.ByNumber(number); err == nil && !entry.NodeRemoved() {
-		return rpc.FailedPrecondition(
-			"%s has a mount of another disk: %s: unmount that volume first",
-			entry.Path,
-			entry,
-		)
+		return rpc.FailedPrecondition("%s has a mount of another disk: %s: unmount that volume first", entry.Path, entry)
 	} else if err != nil && !errors.Is(err, device.ErrNotFound) {
 		return err
 	}
 	if others := otherMounts(table, entry); len(others) > 0 {
 		return rpc.FailedPrecondition(
-			"%s has a mount of a disk that has left this guest, and %s has one too: unmount that first",
-			entry.Path,
-			others[0].Path,
-		)
+			"%s has a mount of a disk that has left this guest, and %s has one too: unmount that first", entry.Path,
+			others[0].Path)
 	}
 	n.log.Warn("unmounting a mount whose disk has left this guest", "path", entry.Path, "device", number.String())
 	return mount.Unmount(ctx, entry.Path, number)
@@ -483,15 +427,11 @@ func otherMounts(table mount.Table, entry mount.Entry) []mount.Entry {
 }
 
 // checkNotMounted returns an error if the disk is mounted anywhere.
-func checkNotMounted(volume nodeVolume, dev device.Device, table mount.Table) error {
-	for _, entry := range table.OfDevice(dev.Number) {
-		return rpc.Fault(
-			fault.DiskInUse,
-			"volume %s cannot be staged: its disk %s is already mounted at %s: unmount it there first",
-			volume.id,
-			dev,
-			entry.Path,
-		)
+func checkNotMounted(volume *staging, table mount.Table) error {
+	for _, entry := range table.OfDevice(volume.dev.Number) {
+		return rpc.Fault(fault.DiskInUse,
+			"volume %s cannot be staged: its disk %s is already mounted at %s: unmount it there first", volume.id, volume.dev,
+			entry.Path)
 	}
 	return nil
 }
@@ -506,67 +446,10 @@ func setReadOnly(dev device.Device, readOnly bool) error {
 	return dev.SetReadOnly(readOnly)
 }
 
-func (n *Service) stageBlock(ctx context.Context, volume nodeVolume, dev device.Device, staging string) error {
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
-	}
-	if entry, ok := table.At(staging); ok {
-		if entry.Number == dev.Number {
-			return rpc.AlreadyExists(
-				"volume %s is staged at %s with a filesystem, not as raw block: unstage it first",
-				volume.id,
-				staging,
-			)
-		}
-		return rpc.FailedPrecondition(
-			"staging path %s has a mount that is not this volume: %s: unmount it first",
-			staging,
-			entry,
-		)
-	}
-	file := blockStagingPath(staging, volume.id)
-	for entry, ok := table.At(file); ok; entry, ok = table.At(file) {
-		if number, ok := entry.Device(); ok && number == dev.Number && !entry.NodeRemoved() {
-			_, err := n.recordStaged(volume, dev, staging, volumerecord.Block, volume.readOnly)
-			return err
-		}
-		if err := n.unmountOrphan(ctx, table, entry); err != nil {
-			return err
-		}
-		if table, err = mount.ReadTable(); err != nil {
-			return err
-		}
-	}
-	if err := checkNotMounted(volume, dev, table); err != nil {
-		return err
-	}
-	if own, err := n.checkForeignUser(ctx, volume, dev); err != nil {
-		return err
-	} else if own != nil {
-		return foreignUser(volume, dev, own.String())
-	}
-	content := volume.content(dev)
-	if !volume.readOnly {
-		if err := n.removeTraces(ctx, volume, dev, content); err != nil {
-			return err
-		}
-	}
-	if err := makeBlockStagingFolder(staging, file); err != nil {
-		return err
-	}
-	if err := mount.MakeFile(file); err != nil {
-		return err
-	}
-	if _, err := n.recordStage(volume, dev, staging, volumerecord.Block, volume.readOnly); err != nil {
-		return err
-	}
-	return bindVerified(dev, content.Path, file, false)
-}
-
 // removeTraces removes what an interrupted format, check or growth left on a disk and in the records. From now on the
 // workload owns the disk's bytes, so the traces mean nothing.
-func (n *Service) removeTraces(ctx context.Context, volume nodeVolume, dev, content device.Device) error {
+func (n *Service) removeTraces(ctx context.Context, volume *staging) error {
+	content := volume.content()
 	if err := n.formatter.RemoveMarkerAndRecord(volume.id, content); err != nil {
 		return err
 	}
@@ -576,51 +459,5 @@ func (n *Service) removeTraces(ctx context.Context, volume nodeVolume, dev, cont
 	if !volume.unformatted {
 		return nil
 	}
-	return n.luks.ClearLabel(ctx, dev)
-}
-
-// makeBlockStagingFolder makes sure that the staging path is a folder which contains nothing, except perhaps the
-// volume's file. Otherwise another volume may be staged there.
-func makeBlockStagingFolder(staging, file string) error {
-	if err := mount.MakeNewFolder(staging); err == nil || !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	entries, err := os.ReadDir(staging)
-	if errors.Is(err, unix.ENOTDIR) {
-		return rpc.FailedPrecondition("staging path %s is not a folder: remove it", staging)
-	}
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if entry.Name() != filepath.Base(file) {
-			return rpc.FailedPrecondition(
-				"staging path %s contains %q, which is not this volume's: unstage the other volume, or remove the file",
-				staging,
-				entry.Name(),
-			)
-		}
-	}
-	return nil
-}
-
-// bindVerified binds source to target and verifies that the device is mounted there.
-func bindVerified(dev device.Device, source, target string, readOnly bool) error {
-	if err := mount.Bind(source, target, readOnly); err != nil {
-		return err
-	}
-	table, err := mount.ReadTable()
-	if err != nil {
-		return err
-	}
-	entry, ok := table.At(target)
-	if number, known := entry.Device(); ok && known && number == dev.Number && entry.ReadOnly == readOnly {
-		return nil
-	}
-	return rpc.Internal(
-		"%s was bound to %s, but the mount table does not show the mount with read-only %t: unmount the volume and read the kernel's log",
-		dev,
-		target,
-		readOnly,
-	)
+	return n.luks.ClearLabel(ctx, volume.dev)
 }

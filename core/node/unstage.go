@@ -128,6 +128,13 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 		n.keepLingering(*held, copies)
 		return nil
 	}
+	n.forget(id, held, dev)
+	return nil
+}
+
+// forget ends the volume's life on this node, after its disk was proved free. held is nil if the disk has left the
+// guest.
+func (n *Service) forget(id uuid.UUID, held *volumerecord.Record, dev device.Device) {
 	if held != nil && held.Kind == volumerecord.Block && !held.ReadOnly {
 		// A read-only publication may have left it read-only, and a stage without a publish context believes the disk.
 		if err := setReadOnly(dev, false); err != nil && !device.HasLeft(err) {
@@ -138,7 +145,6 @@ func (n *Service) unstage(ctx context.Context, id uuid.UUID, staging string) err
 		// The record does no harm: the next stage replaces it, and the next unstage proves again that the disk is free.
 		n.log.Warn("cannot remove the volume's record", "volume_id", id.String(), "error", err)
 	}
-	return nil
 }
 
 // heldDisk returns the disk of this guest that the node may hold for the volume, and its record. It returns nil if
@@ -236,11 +242,8 @@ func (n *Service) checkNoDiskInUse(ctx context.Context, l leaving, unreadable er
 		}
 		if err != nil {
 			return rpc.FailedPrecondition(
-				"volume %s: %w: it may be on disk %s, which is in use: end that use, or remove the record",
-				l.id,
-				unreadable,
-				disk.Name,
-			)
+				"volume %s: %w: it may be on disk %s, which is in use: end that use, or remove the record", l.id, unreadable,
+				disk.Name)
 		}
 	}
 	return nil
@@ -276,14 +279,15 @@ func (n *Service) letGo(
 		return nil, err
 	}
 	block := held.Kind == volumerecord.Block
-	copies, err := n.letGoOfMapping(ctx, l.id, dev, block)
+	responds := !block && !held.ReadOnly // it has just written what the unmount has flushed
+	copies, err := n.letGoOfMapping(ctx, l.id, dev, block, responds)
 	if err == nil && len(copies) > 0 {
 		err = mount.WaitClosed(ctx, dev, block)
 	}
 	if err != nil || len(copies) > 0 {
 		return copies, err
 	}
-	copies, err = mount.WaitFree(ctx, dev, held.Sequence, block)
+	copies, err = mount.WaitFree(ctx, dev, held.Sequence, block, responds)
 	if device.HasLeft(err) {
 		if _, present, look := n.recordedDisk(held); look == nil && !present {
 			return nil, nil
@@ -320,10 +324,7 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 			return rpc.FailedPrecondition("volume %s is still mounted at %s: unmount it there first", l.id, entry.Path)
 		}
 		return rpc.FailedPrecondition(
-			"volume %s is still mounted at %s, not at the staging path of this request: unmount it there",
-			l.id,
-			entry.Path,
-		)
+			"volume %s is still mounted at %s, not at the staging path of this request: unmount it there", l.id, entry.Path)
 	}
 	if holders := n.holders(l.id, dev); len(holders) > 0 {
 		return fmt.Errorf("volume %s: %w: %s is a part of %s: deactivate that first", l.id, mount.ErrBusy, dev, holders[0])
@@ -338,15 +339,8 @@ func (n *Service) checkNotInUseHere(l leaving, dev device.Device) error {
 
 // keepLingering keeps the record of a volume that was unstaged while read-only copies of its mount remain.
 func (n *Service) keepLingering(held volumerecord.Record, copies []mount.Copy) {
-	n.log.Warn(
-		"unstaged; other mount namespaces still have it mounted read-only, so nothing can write",
-		"volume_id",
-		held.Volume.String(),
-		"copies",
-		len(copies),
-		"first",
-		copies[0].String(),
-	)
+	n.log.Warn("unstaged; other mount namespaces still have it mounted read-only, so nothing can write", "volume_id",
+		held.Volume.String(), "copies", len(copies), "first", copies[0].String())
 	if err := n.records.SetStep(held, volumerecord.Lingering); err != nil {
 		n.log.Warn("cannot record the copies", "volume_id", held.Volume.String(), "error", err)
 	}
@@ -369,11 +363,8 @@ func (n *Service) unmountRemoved(
 	number device.Number,
 ) error {
 	if others := otherMounts(table, entry); len(others) > 0 {
-		return rpc.FailedPrecondition(
-			"the volume staged at %s is still mounted at %s: unmount it there first",
-			entry.Path,
-			others[0].Path,
-		)
+		return rpc.FailedPrecondition("the volume staged at %s is still mounted at %s: unmount it there first", entry.Path,
+			others[0].Path)
 	}
 	return mount.Unmount(ctx, entry.Path, number)
 }

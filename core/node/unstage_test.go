@@ -114,19 +114,55 @@ func TestUnstageWhileAProgramHasTheDiskOpen(t *testing.T) {
 	})
 }
 
+// A program can write to a disk although no process has it open: the memory of a process, or a file on its way to one.
+func TestUnstageWhileNoProcessHasTheDiskOpen(t *testing.T) {
+	t.Parallel()
+	t.Run("mapping", func(t *testing.T) {
+		t.Parallel()
+		eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+			r.impatient()
+			coretest.Must(r.t, r.stage(v, capability))
+			r.refusedUntil(v, devicetest.HoldMapping(r.t, r.node(v)).End, "process ")
+		})
+	})
+	t.Run("another namespace", func(t *testing.T) {
+		t.Parallel()
+		r := impatient(t)
+		v := r.staged(filesystemVolume("ext4", writer))
+		r.refusedUntil(v, devicetest.HoldMountNamespace(t, "/nowhere", "exec 3<>"+r.node(v)).End, "(cat)")
+	})
+	t.Run("socket", func(t *testing.T) {
+		t.Parallel()
+		r := impatient(t)
+		v := r.staged(filesystemVolume("ext4", writer))
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		coretest.Must(t, err)
+		file, err := os.OpenFile(r.node(v), os.O_RDWR, 0)
+		coretest.Must(t, err)
+		coretest.Must(t, unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(int(file.Fd())), nil, 0))
+		coretest.Must(t, file.Close())
+		end := func() { coretest.Must(t, errors.Join(unix.Close(pair[0]), unix.Close(pair[1]))) }
+		r.refusedUntil(v, end, "unknown holder")
+	})
+}
+
 // While an unstage waits for one program, it does not look at the others. It does so before it succeeds.
 func TestUnstageWhileTwoProgramsHaveTheDiskOpen(t *testing.T) {
 	t.Parallel()
-	r := newNodeRig(t, func(opts *node.Options) { opts.UnstageWait = 2 * time.Second })
-	v := r.staged(filesystemVolume("ext4", writer))
-	holders := []*devicetest.Holder{devicetest.Hold(t, "exec 3<>"+r.node(v)), devicetest.Hold(t, "exec 3<>"+r.node(v))}
-	slices.SortFunc(holders, func(a, b *devicetest.Holder) int { // in the order in which a look finds them
-		return strings.Compare(fmt.Sprint(a.PID()), fmt.Sprint(b.PID()))
+	eachAccess(t, func(r *nodeRig, v *volume, capability *csi.VolumeCapability) {
+		r.change = func(opts *node.Options) { opts.UnstageWait = 2 * time.Second }
+		r.start()
+		coretest.Must(r.t, r.stage(v, capability))
+		open := "exec 3<>" + r.node(v)
+		holders := []*devicetest.Holder{devicetest.Hold(r.t, open), devicetest.Hold(r.t, open)}
+		slices.SortFunc(holders, func(a, b *devicetest.Holder) int { // in the order in which a look finds them
+			return strings.Compare(fmt.Sprint(a.PID()), fmt.Sprint(b.PID()))
+		})
+		time.AfterFunc(500*time.Millisecond, holders[0].End)
+		coretest.WantCode(r.t, r.unstage(v), codes.FailedPrecondition, fmt.Sprintf("%d (cat)", holders[1].PID()))
+		holders[1].End()
+		coretest.Must(r.t, r.unstage(v))
 	})
-	time.AfterFunc(500*time.Millisecond, holders[0].End)
-	coretest.WantCode(t, r.unstage(v), codes.FailedPrecondition, fmt.Sprintf("%d (cat)", holders[1].PID()))
-	holders[1].End()
-	coretest.Must(t, r.unstage(v))
 }
 
 // The main thread of a program can end while another thread goes on with the open files.
@@ -576,7 +612,7 @@ func TestUnstageWithoutAUsableStateFolder(t *testing.T) {
 				coretest.Must(r.t, r.publish(v, "target", capability, false))
 				spoil(r)
 				for range 2 {
-					coretest.WantCode(r.t, r.stage(w, capability), codes.FailedPrecondition, "state folder")
+					coretest.WantCode(r.t, r.stage(w, capability), codes.FailedPrecondition, "state directory")
 				}
 				r.wantMounts("state", stagedAt(v, capability), "target")
 				coretest.Must(r.t, r.unpublish(v, "target"))

@@ -38,10 +38,8 @@ func validateNodeStageVolume(req *csi.NodeStageVolumeRequest) error {
 }
 
 func validateNodeUnstageVolume(req *csi.NodeUnstageVolumeRequest) error {
-	return rpc.FirstError(
-		rpc.CheckVolumeID(req.GetVolumeId()),
-		checkPath("staging_target_path", req.GetStagingTargetPath()),
-	)
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()),
+		checkPath("staging_target_path", req.GetStagingTargetPath()))
 }
 
 // validateNodePublishVolume requires the staging path. The specification makes it optional only for plugins without
@@ -69,29 +67,21 @@ func checkStaged(staging string) error {
 }
 
 func validateNodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {
-	return rpc.FirstError(
-		rpc.CheckVolumeID(req.GetVolumeId()),
-		checkPath("target_path", req.GetTargetPath()),
-	)
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()), checkPath("target_path", req.GetTargetPath()))
 }
 
 // validateNodeGetVolumeStats accepts a relative path. No volume can be there, so the RPC returns NOT_FOUND, as for
 // every path without a volume.
 func validateNodeGetVolumeStats(req *csi.NodeGetVolumeStatsRequest) error {
-	return rpc.FirstError(
-		rpc.CheckVolumeID(req.GetVolumeId()),
-		rpc.CheckRequired("volume_path", req.GetVolumePath()),
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()), rpc.CheckRequired("volume_path", req.GetVolumePath()),
 		rpc.CheckLength("volume_path", req.GetVolumePath(), maxPathBytes),
-		rpc.CheckLength("staging_target_path", req.GetStagingTargetPath(), maxPathBytes),
-	)
+		rpc.CheckLength("staging_target_path", req.GetStagingTargetPath(), maxPathBytes))
 }
 
 func validateNodeGetVolumeHealth(req *csi.NodeGetVolumeHealthRequest) error {
-	return rpc.FirstError(
-		rpc.CheckVolumeID(req.GetVolumeId()),
+	return rpc.FirstError(rpc.CheckVolumeID(req.GetVolumeId()),
 		checkOptionalPath("volume_publish_path", req.GetVolumePublishPath()),
-		checkOptionalPath("staging_target_path", req.GetStagingTargetPath()),
-	)
+		checkOptionalPath("staging_target_path", req.GetStagingTargetPath()))
 }
 
 func validateNodeGetStorageHealth(req *csi.NodeGetStorageHealthRequest) error {
@@ -109,7 +99,7 @@ func checkPath(field, path string) error {
 		return rpc.InvalidArgument("%s contains a zero byte", field)
 	}
 	if filepath.Clean(path) == "/" {
-		return rpc.InvalidArgument("%s is the root folder, where no volume can be", field)
+		return rpc.InvalidArgument("%s is the root directory, where no volume can be", field)
 	}
 	for name := range strings.SplitSeq(path, "/") {
 		if err := rpc.CheckLength(field+": a name in the path", name, maxNameBytes); err != nil {
@@ -129,11 +119,8 @@ func checkBlockStaging(req interface {
 	if req.GetVolumeCapability().GetBlock() == nil {
 		return nil
 	}
-	return rpc.CheckLength(
-		"staging_target_path of a raw block volume",
-		req.GetStagingTargetPath(),
-		maxPathBytes-len("/"+req.GetVolumeId()),
-	)
+	return rpc.CheckLength("staging_target_path of a raw block volume", req.GetStagingTargetPath(),
+		maxPathBytes-len("/"+req.GetVolumeId()))
 }
 
 // checkSeparate rejects a target path and a staging path that are the same, or one inside the other: a mount at one
@@ -141,7 +128,9 @@ func checkBlockStaging(req interface {
 func checkSeparate(staging, target string) error {
 	staging, target = filepath.Clean(staging)+"/", filepath.Clean(target)+"/"
 	if strings.HasPrefix(target, staging) || strings.HasPrefix(staging, target) {
-		return rpc.InvalidArgument("target_path and staging_target_path must be separate folders: one is inside the other")
+		return rpc.InvalidArgument(
+			"target_path and staging_target_path must be separate directories: one is inside the other",
+		)
 	}
 	return nil
 }

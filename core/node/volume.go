@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
@@ -46,12 +45,6 @@ type nodeVolume struct {
 	// encrypted says that one of the contexts says that the disk is encrypted. mayEncrypt says that the publish context
 	// does: then a blank disk is encrypted.
 	encrypted, mayEncrypt bool
-	// mapping is the open mapping of an encrypted disk, and opened says that this request has opened it. unformatted says
-	// that nothing was ever written into it, except by an interrupted mkfs.
-	mapping             *device.Mapping
-	opened, unformatted bool
-	// dataOffset is where the data of an encrypted disk begins, in bytes.
-	dataOffset int64
 	// mkfsOptions and root apply to a filesystem that this plugin makes.
 	mkfsOptions string
 	root        rpc.RootFolder
@@ -79,16 +72,8 @@ func parseVolumeID(volumeID string) (uuid.UUID, error) {
 
 // publishKeys are the keys that a publish context may have. This version does not use all of them.
 var publishKeys = []string{
-	rpc.KeyDiskName,
-	rpc.KeyDiskID,
-	rpc.KeySizeBytes,
-	rpc.KeyFirstBytes,
-	rpc.KeyBlockSize,
-	rpc.KeyOrigin,
-	rpc.KeyReadOnly,
-	rpc.KeyFSLineage,
-	rpc.KeyRawBlock,
-	rpc.KeyEncryption,
+	rpc.KeyDiskName, rpc.KeyDiskID, rpc.KeySizeBytes, rpc.KeyFirstBytes, rpc.KeyBlockSize, rpc.KeyOrigin, rpc.KeyReadOnly,
+	rpc.KeyFSLineage, rpc.KeyRawBlock, rpc.KeyEncryption,
 }
 
 // checkPublishKeys rejects a publish context with a key that this version does not know. Orchestrators add no keys of
@@ -99,9 +84,7 @@ func checkPublishKeys(id uuid.UUID, publishContext map[string]string) error {
 		if !slices.Contains(publishKeys, key) {
 			return rpc.FailedPrecondition(
 				"volume %s: publish_context has the key %.70q, which only a newer controller writes: upgrade this node's plugin",
-				id,
-				key,
-			)
+				id, key)
 		}
 	}
 	return nil
@@ -133,19 +116,13 @@ func parseNodeVolume(volumeID string, publishContext, volumeContext map[string]s
 	}
 	if !diskname.Valid(v.diskName) {
 		return nodeVolume{}, rpc.InvalidArgument(
-			"context key %s: %.70q is not the name of a disk: set it to the disk's name on the rack",
-			rpc.KeyDiskName,
-			v.diskName,
-		)
+			"context key %s: %.70q is not the name of a disk: set it to the disk's name on the rack", rpc.KeyDiskName,
+			v.diskName)
 	}
 	if diskID := publishContext[rpc.KeyDiskID]; diskID != "" {
 		if !strings.EqualFold(diskID, id.String()) {
-			return nodeVolume{}, rpc.InvalidArgument(
-				"publish_context: %s is %q, not the volume's ID %s",
-				rpc.KeyDiskID,
-				diskID,
-				id,
-			)
+			return nodeVolume{}, rpc.InvalidArgument("publish_context: %s is %q, not the volume's ID %s", rpc.KeyDiskID, diskID,
+				id)
 		}
 		v.attached = true
 	}
@@ -171,18 +148,14 @@ func (v *nodeVolume) parseSwitches(publishContext, volumeContext map[string]stri
 	readOnly, verify := publishContext[rpc.KeyReadOnly], volumeContext[rpc.KeyVerifyFilesystem]
 	rawBlock := cmp.Or(publishContext[rpc.KeyRawBlock], volumeContext[rpc.KeyRawBlock])
 	v.readOnly, v.rawBlock, v.anyFilesystem = readOnly == "true", rawBlock == "true", verify == "false"
-	return rpc.FirstError(
-		checkBool(rpc.KeyReadOnly, readOnly),
-		checkBool(rpc.KeyRawBlock, rawBlock),
-		checkBool(rpc.KeyVerifyFilesystem, verify),
-	)
+	return rpc.FirstError(checkBool(rpc.KeyReadOnly, readOnly), checkBool(rpc.KeyRawBlock, rawBlock),
+		checkBool(rpc.KeyVerifyFilesystem, verify))
 }
 
 func (v *nodeVolume) parseEncryption(publishContext, volumeContext map[string]string) error {
 	for _, given := range []string{publishContext[rpc.KeyEncryption], volumeContext[rpc.KeyEncryption]} {
 		if given != "" && given != rpc.EncryptionLUKS2 {
-			return rpc.InvalidArgument(
-				"context key %s: %.70q is not %s", rpc.KeyEncryption, given, rpc.EncryptionLUKS2)
+			return rpc.InvalidArgument("context key %s: %.70q is not %s", rpc.KeyEncryption, given, rpc.EncryptionLUKS2)
 		}
 		v.encrypted = v.encrypted || given != ""
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // maxAnswer is the largest answer that is read, in bytes. A page of [maxPage] disks with the longest names and
-// descriptions has less than 1 MiB.
+// descriptions has less than 4 MiB.
 const maxAnswer = 8 << 20
 
 // boundedAnswers reads each answer to its end. An answer that was cut off is an error, as no answer is. It limits the
@@ -33,7 +33,7 @@ func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, maxAnswer))
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, fmt.Errorf("read its answer: %w", err)
+		return nil, fmt.Errorf("read its response: %w", err)
 	}
 	resp.Body, resp.Request = io.NopCloser(bytes.NewReader(body)), req // the request is for classify
 	status, kind := resp.StatusCode, resp.Header.Get("Content-Type")
@@ -42,14 +42,14 @@ func (b boundedAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
 	case strings.HasPrefix(kind, "text/html"):
 		return nil, fmt.Errorf("%w: a page in HTML: check --oxide-host and the proxies before it", ErrProxy)
 	case req.Method == http.MethodDelete && status != http.StatusNoContent:
-		return nil, fmt.Errorf("its answer is wrong: HTTP %d, and every rack answers a deletion with 204", status)
+		return nil, fmt.Errorf("its response is wrong: HTTP %d, and every rack returns 204 for a deletion", status)
 	}
 	return resp, nil
 }
 
 // errAnswer means that an answer is not about what was asked, or is no answer of a rack at all. It is an
 // [ErrUnavailable]: a change may have been made.
-var errAnswer = fmt.Errorf("%w: its answer is wrong", ErrUnavailable)
+var errAnswer = fmt.Errorf("%w: its response is wrong", ErrUnavailable)
 
 // identity says which object an answer is about. For a request, empty fields are not known and not compared.
 type identity struct{ id, name, projectID string }

@@ -29,7 +29,7 @@ func TestAnswersAboutSomethingElse(t *testing.T) {
 		"instance":          func(r *rig) error { _, err := r.Instance(t.Context(), id); return err },
 		"disks of instance": func(r *rig) error { _, err := r.InstanceDisks(t.Context(), id); return err },
 		"stop":              func(r *rig) error { return r.StopInstance(t.Context(), id) },
-		"start":             func(r *rig) error { return r.StartInstance(t.Context(), id) },
+		"start":             func(r *rig) error { _, err := r.StartInstance(t.Context(), id); return err },
 		"create snapshot":   func(r *rig) error { _, err := r.CreateSnapshot(t.Context(), "d", "", id); return err },
 		"snapshot":          func(r *rig) error { _, err := r.Snapshot(t.Context(), id); return err },
 		"snapshot by name":  func(r *rig) error { _, err := r.SnapshotByName(t.Context(), "d"); return err },

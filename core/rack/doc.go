@@ -14,6 +14,7 @@
 //   - wait.go: waiting until a disk or a snapshot reaches a stable state
 //   - description.go: the description of a disk or a snapshot, the only metadata that a rack keeps for us
 //   - errors.go: SDK errors translated to the errors of this package
+//   - refusal.go: what a refusal means, by the states of disk and instance
 //   - cafile.go: replaceable CA certificates
 //   - answer.go: checking that an answer is about what was asked
 //   - check.go: checking that the rack can be used as configured

@@ -52,7 +52,7 @@ var (
 	// made, may still be made, or may never be made.
 	ErrUnavailable = fault.RackUnavailable.New("the rack is unavailable")
 	// ErrProxy comes with [ErrUnavailable]. It means that what answered is no rack, for instance a proxy before the rack.
-	ErrProxy = fault.ProxyAnswered.New("a proxy or another server answered, not the rack")
+	ErrProxy = fault.ProxyAnswered.New("a proxy or another server responded, not the rack")
 	// ErrUnknown means that the rack shows a disk or snapshot in a state, or of a type, that this version of the plugin
 	// does not know. Nothing was changed: what may be done with it is unknown, too.
 	ErrUnknown = fault.StateUnknown.New("this version of the plugin does not know that, upgrade it")
@@ -132,13 +132,10 @@ func classify(err *oxide.HTTPError) error {
 			return ErrAlreadyExists
 		case code == "InvalidValue":
 			return invalidValue(message)
-		default:
-			return refusal(message)
+		case strings.HasPrefix(message, "cannot attach more than "):
+			return ErrFull
 		}
-	case 401:
-		return ErrUnauthenticated
-	case 403:
-		return ErrForbidden
+		return ErrRefused
 	case 404:
 		if strings.HasPrefix(message, "not found: project ") {
 			return ErrProject
@@ -154,40 +151,20 @@ func classify(err *oxide.HTTPError) error {
 			return ErrNotFound
 		}
 		return errUnconfirmedNotFound
-	case 409:
-		return ErrConflict
 	case 500:
 		return ErrInternal
-	case 507:
-		return ErrCapacity
 	}
-	return ErrUnavailable
+	return cmp.Or(byStatus[err.HTTPResponse.StatusCode], ErrUnavailable)
 }
+
+// byStatus has the errors of refusals that the HTTP status alone decides.
+var byStatus = map[int]error{401: ErrUnauthenticated, 403: ErrForbidden, 409: ErrConflict, 507: ErrCapacity}
 
 // asksForNoObject reports whether a 404 cannot be about an object that was asked for: a list asks for none. A create
 // can ask for its source, and then a rack names that. named says that the answer names an object.
 func asksForNoObject(req *http.Request, named bool) bool {
 	wholeCollection, _ := path.Match("/v1/*", req.URL.Path) // the pattern is well-formed
 	return wholeCollection && (req.Method == http.MethodGet || !named)
-}
-
-// refusedState is the end of a message that refuses a request because of the disk's state.
-var refusedState = regexp.MustCompile(`(?:: invalid|cannot be deleted in) state "?([a-z_]+)"?$`)
-
-// refusal reads the message of a refused attach, detach or deletion. This is the last resort. Where racks have
-// hot-plug, the states of disk and instance do not tell "not stopped" from "full". A passing state may be over before
-// anyone can look. docs/reference/rack.md §3 and §4 have the texts.
-func refusal(message string) error {
-	if state := refusedState.FindStringSubmatch(message); state != nil && State(state[1]).Transient() {
-		return ErrBusy
-	}
-	switch {
-	case strings.HasSuffix(message, "instance is not fully stopped"):
-		return ErrNotStopped
-	case strings.HasPrefix(message, "cannot attach more than "):
-		return ErrFull
-	}
-	return ErrRefused
 }
 
 // invalidValue tells an unsupported size from other invalid values. Of the values that this plugin sends, the caller

@@ -79,13 +79,13 @@ func (c *Client) StopInstance(ctx context.Context, id string) error {
 	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "stop instance %s", id)
 }
 
-// StartInstance asks the rack to start an instance. It succeeds if the instance is starting or running already.
-// [ErrConflict] means that the instance is still stopping or that another client changed it. [ErrCapacity] means that
-// no sled has room for it (docs/reference/rack.md §5).
-func (c *Client) StartInstance(ctx context.Context, id string) error {
+// StartInstance asks the rack to start an instance, and returns it as it is then. It succeeds if the instance is
+// starting or running already. [ErrConflict] means that the instance is still stopping or that another client changed
+// it. [ErrCapacity] means that no sled has room for it (docs/reference/rack.md §5).
+func (c *Client) StartInstance(ctx context.Context, id string) (Instance, error) {
 	instance, err := c.sdk.InstanceStart(ctx, oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
 	if err != nil {
-		return c.translate(ctx, err, "start instance %s", id)
+		return Instance{}, c.translate(ctx, err, "start instance %s", id)
 	}
-	return c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "start instance %s", id)
+	return instanceFrom(instance), c.checkAnswer(identity{id: instance.Id}, identity{id: id}, "start instance %s", id)
 }

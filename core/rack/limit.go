@@ -10,13 +10,20 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
-// maxCalls is how many calls of one rack are under way at most. A rack with more work than it can do gets slower for
-// all its users, and each waiting call holds memory on both sides. Further calls wait here.
-const maxCalls = 64
+// maxCalls is how many calls of one rack are under way at most, and leastCalls how many always may be. A rack with more
+// work than it can do gets slower for all its users, each waiting call holds memory on both sides, and an urgent call
+// would wait behind all of them. So each look that the rack has answered quickly beside many other calls allows one
+// call more, and one that took as long as slowAnswer sets the number back. Further calls wait here.
+const (
+	leastCalls = 64
+	maxCalls   = 256
+	slowAnswer = 500 * time.Millisecond
+)
 
 // urgentCalls is how many of them are kept free for urgent calls.
 const urgentCalls = 4
@@ -38,15 +45,17 @@ type limiter struct {
 	urgent chan struct{}
 
 	mu sync.Mutex
-	// free is how many calls may begin. Nothing waits unless it is 0.
-	free    int
+	// underWay are the calls that have begun, without the urgent ones.
+	underWay int
+	// most is how many calls may be under way.
+	most    int
 	waiting queue
 }
 
 var _ http.RoundTripper = (*limiter)(nil)
 
 func newLimiter(next http.RoundTripper) *limiter {
-	return &limiter{next: next, free: maxCalls - urgentCalls, urgent: make(chan struct{}, urgentCalls)}
+	return &limiter{next: next, most: leastCalls, urgent: make(chan struct{}, urgentCalls)}
 }
 
 func (l *limiter) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -58,11 +67,36 @@ func (l *limiter) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
 			_ = req.Body.Close() // nothing was read from it
 		}
-		return nil, fmt.Errorf("wait while %d other calls are under way: %w", maxCalls, err)
+		return nil, fmt.Errorf("wait while many other calls are under way: %w", err)
 	}
 	defer release()
+	if req.Method == http.MethodGet { // a change may take long on a rack without much work
+		defer l.judge(time.Now(), l.busy())
+	}
 	return l.next.RoundTrip(req)
 }
+
+// judge changes the number of calls that may be under way, at the end of a look. busy says that many were under way
+// when it began.
+func (l *limiter) judge(begun time.Time, busy bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case time.Since(begun) >= slowAnswer:
+		l.most = leastCalls
+	case busy:
+		l.most = min(l.most+1, maxCalls)
+	}
+}
+
+func (l *limiter) busy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.underWay > leastCalls/2
+}
+
+// full reports whether a further call has to wait. The lock is held.
+func (l *limiter) full() bool { return l.underWay >= l.most-urgentCalls }
 
 // Calls returns how many calls of this rack are under way, and how many wait until one of them ends. Urgent calls that
 // wait are not counted.
@@ -70,7 +104,7 @@ func (c *Client) Calls() (underWay, waiting int) {
 	l := c.limiter
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return maxCalls - urgentCalls - l.free + len(l.urgent), len(l.waiting)
+	return l.underWay + len(l.urgent), len(l.waiting)
 }
 
 func (l *limiter) acquireUrgent(ctx context.Context) error {
@@ -84,8 +118,8 @@ func (l *limiter) acquireUrgent(ctx context.Context) error {
 
 func (l *limiter) acquire(ctx context.Context) error {
 	l.mu.Lock()
-	if l.free > 0 {
-		l.free--
+	if len(l.waiting) == 0 && !l.full() {
+		l.underWay++
 		l.mu.Unlock()
 		return nil
 	}
@@ -112,11 +146,9 @@ func (l *limiter) acquire(ctx context.Context) error {
 func (l *limiter) release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.waiting) == 0 {
-		l.free++
-		return
+	for l.underWay--; len(l.waiting) > 0 && !l.full(); l.underWay++ {
+		close(heap.Pop(&l.waiting).(*waitingCall).begin)
 	}
-	close(heap.Pop(&l.waiting).(*waitingCall).begin)
 }
 
 // waitingCall is a call that may begin once begin is closed.

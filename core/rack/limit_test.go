@@ -89,7 +89,7 @@ func TestOverloadEndsInOrder(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		places := maxCalls - urgentCalls
+		places := leastCalls - urgentCalls
 		if underWay, waiting := client.Calls(); underWay != places || waiting != calls-places {
 			t.Errorf("%d calls are under way and %d wait, want %d and %d", underWay, waiting, places, calls-places)
 		}
@@ -99,8 +99,8 @@ func TestOverloadEndsInOrder(t *testing.T) {
 		if underWay, waiting := client.Calls(); underWay != 0 || waiting != 0 {
 			t.Errorf("at the end %d calls are under way and %d wait", underWay, waiting)
 		}
-		if rack.highest > maxCalls {
-			t.Errorf("%d calls were under way, want at most %d", rack.highest, maxCalls)
+		if rack.highest > leastCalls {
+			t.Errorf("%d calls were under way, want at most %d", rack.highest, leastCalls)
 		}
 		if !slices.Equal(rack.served, want) {
 			t.Errorf("the calls were served in another order than they came: %v", rack.served)
@@ -129,14 +129,14 @@ func TestOverloadKeepsDeadlines(t *testing.T) {
 				failed++
 			}
 		}
-		if took := time.Since(start); took > deadline+maxCalls*time.Second/servedPerSecond {
+		if took := time.Since(start); took > deadline+leastCalls*time.Second/servedPerSecond {
 			t.Errorf("the last call ended after %s", took)
 		}
 		// This rack also serves the calls whose caller left while they were under way.
 		if most := int(
 			deadline.Seconds(),
-		)*servedPerSecond + maxCalls; len(rack.served) > most ||
-			failed > calls-most+maxCalls {
+		)*servedPerSecond + leastCalls; len(rack.served) > most ||
+			failed > calls-most+leastCalls {
 			t.Errorf("the rack served %d calls, want at most %d; %d calls failed", len(rack.served), most, failed)
 		}
 		_, err := client.Disk(t.Context(), slowDisk(calls))
@@ -154,7 +154,7 @@ func TestOverloadLosesNoPlace(t *testing.T) {
 		}))
 		for range 100 {
 			var calls sync.WaitGroup
-			for range 2 * (maxCalls - urgentCalls) { // a half of them waits until its deadline
+			for range 2 * (leastCalls - urgentCalls) { // a half of them waits until its deadline
 				calls.Go(func() {
 					ctx, cancel := context.WithTimeout(t.Context(), hold)
 					defer cancel()
@@ -165,8 +165,8 @@ func TestOverloadLosesNoPlace(t *testing.T) {
 			}
 			calls.Wait()
 		}
-		if held.free != maxCalls-urgentCalls || len(held.waiting) != 0 {
-			t.Errorf("%d places are free and %d calls wait, want %d and 0", held.free, len(held.waiting), maxCalls-urgentCalls)
+		if held.underWay != 0 || len(held.waiting) != 0 {
+			t.Errorf("%d calls are under way and %d wait, want none", held.underWay, len(held.waiting))
 		}
 	})
 }
@@ -184,6 +184,38 @@ func TestRepetitionsHaveABudget(t *testing.T) {
 		}
 		if most := calls + calls/10 + repetitionBurst; rack.requests > most || rack.requests < calls+calls/10 {
 			t.Errorf("%d requests for %d calls, want at most %d", rack.requests, calls, most)
+		}
+	})
+}
+
+// A rack that answers quickly gets more calls at once, up to a limit.
+func TestQuickRackGetsMoreCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		underWay, highest := 0, 0
+		add := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			underWay += n
+			highest = max(highest, underWay)
+		}
+		quick := newLimiter(roundTripper(func(req *http.Request) (*http.Response, error) {
+			add(1)
+			defer add(-1)
+			time.Sleep(slowAnswer / 10)
+			return response(req, http.StatusOK, "{}"), nil
+		}))
+		var callers sync.WaitGroup
+		for range 4 * maxCalls {
+			callers.Go(func() {
+				resp, err := quick.RoundTrip(newRequest(t, t.Context()))
+				must(t, err)
+				must(t, resp.Body.Close())
+			})
+		}
+		callers.Wait()
+		if highest != maxCalls-urgentCalls {
+			t.Errorf("%d calls were under way, want %d", highest, maxCalls-urgentCalls)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 // takes.
 const (
 	minPage = 100
-	maxPage = 500
+	maxPage = 2000
 )
 
 // Cursor is a position in a list that is sorted by ID: after LastID. PageToken is the rack's token of the page that

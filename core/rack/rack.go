@@ -33,6 +33,8 @@ type Config struct {
 	Token Token
 	// UserAgent is the User-Agent header of all requests.
 	UserAgent string
+	// MaxDisks is how many disks an instance can have, its boot disk included. 0 means that this is not known.
+	MaxDisks int
 	// HTTPClient sends the requests, see [NewHTTPClient]. Nil means a client that trusts the system's root
 	// certificates.
 	HTTPClient *http.Client
@@ -53,6 +55,7 @@ type Client struct {
 	host     *url.URL
 	name     string
 	project  string
+	maxDisks int
 
 	mu        sync.Mutex
 	projectID string
@@ -87,7 +90,8 @@ func New(cfg Config) (*Client, error) {
 	}
 	return &Client{
 		sdk: sdkClient{sdk}, versions: versions, limiter: limiter, host: host, name: cfg.Name, project: cfg.Project,
-		disks: map[string]DiskID{}, denied: make(chan struct{}, 1),
+		maxDisks: cfg.MaxDisks,
+		disks:    map[string]DiskID{}, denied: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -267,7 +271,14 @@ func (c *Client) CreateDisk(ctx context.Context, disk DiskSpec) (Disk, error) {
 		},
 	})
 	if err != nil {
-		return Disk{}, c.translate(ctx, err, "create disk %q of %d bytes in project %q", disk.Name, disk.SizeBytes, c.project)
+		return Disk{}, c.translate(
+			ctx,
+			err,
+			"create disk %q of %dGiB in project %q",
+			disk.Name,
+			disk.SizeBytes>>30,
+			c.project,
+		)
 	}
 	made, err := c.lookedUp(
 		diskFrom(created), identity{name: disk.Name, projectID: c.knownProjectID()}, "create disk %q", disk.Name)
@@ -286,32 +297,6 @@ func (c *Client) DiskByName(ctx context.Context, name string) (Disk, error) {
 		return Disk{}, c.confirmNotFound(ctx, c.translate(ctx, err, "look up disk %q in project %q", name, c.project))
 	}
 	return c.lookedUp(diskFrom(disk), identity{name: name, projectID: c.knownProjectID()}, "look up disk %q", name)
-}
-
-// Attach attaches a disk to an instance, by the disk's own ID on the rack. It succeeds if the disk is attached there
-// already. On a rack with hot-plug the answer may say attaching.
-func (c *Client) Attach(ctx context.Context, diskID DiskID, instanceID string) (Disk, error) {
-	disk, err := c.sdk.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instanceID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
-	})
-	if err != nil {
-		return Disk{}, c.translate(ctx, err, "attach disk %s to instance %s", diskID, instanceID)
-	}
-	return c.checkDisk(diskFrom(disk), identity{id: string(diskID)}, "attach disk %s to instance %s", diskID, instanceID)
-}
-
-// Detach detaches a disk from an instance, by the disk's own ID on the rack: it never detaches a later disk of the
-// volume. It succeeds if the disk is detached already.
-func (c *Client) Detach(ctx context.Context, diskID DiskID, instanceID string) (Disk, error) {
-	disk, err := c.sdk.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instanceID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(diskID)},
-	})
-	if err != nil {
-		return Disk{}, c.translate(ctx, err, "detach disk %s from instance %s", diskID, instanceID)
-	}
-	return c.checkDisk(diskFrom(disk), identity{id: string(diskID)}, "detach disk %s from instance %s", diskID, instanceID)
 }
 
 // translate calls the package's [translate] with the rack's name as prefix.
@@ -419,8 +404,7 @@ func (c *Client) ConfirmProject(ctx context.Context) error {
 
 // notBelieved is the error for a 404 while the project cannot be seen, for the reason err.
 func (c *Client) notBelieved(err error) error {
-	return fmt.Errorf(
-		"the answer \"not found\" cannot be believed, check the token and its role on project %q: %w", c.project, err)
+	return fmt.Errorf("\"not found\" cannot be believed: %w: check the token and its role on project %q", err, c.project)
 }
 
 // timeOrZero returns the zero time for nil.

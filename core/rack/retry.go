@@ -62,7 +62,7 @@ const (
 	repetitionShare = 0.1
 	// repetitionBurst is how many repetitions are possible at once. It is enough for the calls under way when their
 	// connection ends.
-	repetitionBurst = maxCalls
+	repetitionBurst = leastCalls
 )
 
 // retryBudget limits the repetitions of requests. Its zero value has the whole burst left.

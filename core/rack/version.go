@@ -231,7 +231,7 @@ func (v *versionNegotiator) serves(ctx context.Context, host *url.URL, version s
 		status := http.StatusText(resp.StatusCode)
 		return false, fmt.Errorf("%w: %s (HTTP %d) to /v1/ping", ErrProxy, status, resp.StatusCode)
 	}
-	return false, fmt.Errorf("/v1/ping answered HTTP %d, and every rack answers it with 200", resp.StatusCode)
+	return false, fmt.Errorf("/v1/ping returned HTTP %d, and every rack returns 200", resp.StatusCode)
 }
 
 // maxRefusal is more than any refusal of a rack, in bytes.

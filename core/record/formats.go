@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -24,7 +25,7 @@ var (
 	Deferrals = Kind[Deferral, *Deferral]{prefix: Prefix + "defer-", ofCluster: true}
 	// Holds each give one process the right to detach the disk of a volume.
 	Holds = Kind[Hold, *Hold]{prefix: Prefix + "hold-", ofCluster: true}
-	// Intents are the expansions under way, by volume.
+	// Intents are the expansions under way, by the name of the volume's disks: a create of a volume knows nothing else.
 	Intents = Kind[Intent, *Intent]{prefix: Prefix + "expand-"}
 	// Replacements say which disks are replaced by larger ones, by replaced disk.
 	Replacements = Kind[Replacement, *Replacement]{prefix: Prefix + "grown-"}
@@ -125,6 +126,9 @@ type Deferral struct {
 	// Earlier are the instances from which the volume was unpublished before this one, the last one first. They count as
 	// long as the record exists.
 	Earlier []string `json:"earlier,omitempty"`
+	// NoDevice is since when the instance has been running, by the rack's clock, whose guest may lack the attached disk:
+	// the rack failed to plug it in. It is zero for other disks. The next run of the instance shows the disk.
+	NoDevice time.Time `json:"noDevice,omitzero"`
 	// Changes counts the changes of the record, so that no text of a record comes a second time: how long a process has
 	// known a record is measured by its text.
 	Changes int `json:"n,omitempty"`
@@ -147,7 +151,7 @@ const maxEarlier = 6
 // ReplacedBy returns the deferred detach of the same volume from another instance, which remembers this one. It is over
 // if the volume was unpublished from that instance before.
 func (d Deferral) ReplacedBy(wanted Deferral) Deferral {
-	wanted.Over = slices.Contains(d.Earlier, wanted.Instance)
+	wanted.Over = wanted.Over || slices.Contains(d.Earlier, wanted.Instance)
 	for _, instance := range slices.Concat([]string{d.Instance}, d.Earlier) {
 		known := instance == wanted.Instance || slices.Contains(wanted.Earlier, instance)
 		if !known && len(wanted.Earlier) < maxEarlier {
@@ -178,16 +182,18 @@ type Intent struct {
 	Cluster string `json:"cluster"`
 	Volume  string `json:"vol"`
 	// Disk is the disk that is replaced.
-	Disk      diskname.DiskID `json:"disk"`
-	Attempt   string          `json:"try"`
-	SizeBytes int64           `json:"bytes"`
+	Disk diskname.DiskID `json:"disk"`
+	// DiskName is the name of this disk and of the one that replaces it.
+	DiskName  string `json:"name"`
+	Attempt   string `json:"try"`
+	SizeBytes int64  `json:"bytes"`
 
 	Stored Record `json:"-"`
 }
 
 func (i *Intent) base() (*int, *string, *Record) { return &i.Version, &i.Cluster, &i.Stored }
-func (i *Intent) key() string                    { return i.Volume }
-func (i *Intent) setKey(key string) bool         { return setID(&i.Volume, key) }
+func (i *Intent) key() string                    { return diskname.ForWork(i.DiskName) }
+func (i *Intent) setKey(key string) bool         { return i.key() == key && i.Volume != "" }
 
 // Replacement is the record of a disk that is replaced by a larger one. That of a volume's first disk stays as long as
 // the volume, because it leads from the volume's ID to the name of its disk.
@@ -230,3 +236,17 @@ func (a *Adoption) setKey(key string) bool         { return setID(&a.VolumeID, k
 
 // setID reports whether the name and the text of a record have the same ID.
 func setID[ID ~string](id *ID, key string) bool { return string(*id) == key && key != "" }
+
+// Restarting returns a function that reports whether a restart of an instance is under way. records are all records of
+// a rack.
+func Restarting(records []Record, cluster string) func(instanceID string) bool {
+	instances := map[string]bool{}
+	restarts, newer := Restarts.In(records, cluster)
+	for _, r := range restarts {
+		instances[r.Instance] = true
+	}
+	for _, n := range newer {
+		instances[n.Fields.Instance] = true
+	}
+	return func(instanceID string) bool { return instances[instanceID] }
+}

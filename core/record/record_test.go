@@ -11,9 +11,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -21,6 +23,7 @@ const (
 	volume   = "0f9c5a0e-8c1f-4c6b-9f58-5d2f0b6f2a11"
 	instance = "5a2d7c34-1b7e-4f0a-8d7f-8b1c2d3e4f50"
 	attempt  = instance
+	disk     = "csi-vavmkwdnq2g7hyu5"
 )
 
 // golden are the names and texts of all kinds of records of the cluster "prod". They are permanent since 0.1.0: other
@@ -31,8 +34,8 @@ var golden = map[string]string{
 	"csi-defer-jmwawjur3yrpdbh3-" + volume: `{"v":1,"cluster":"prod","disk":"` + volume + `","instance":"` + instance + `",` +
 		`"untimed":true,"n":2}`,
 	"csi-hold-jmwawjur3yrpdbh3-" + volume: `{"v":1,"cluster":"prod","disk":"` + volume + `","by":"fedcba9876543210"}`,
-	"csi-expand-" + volume: `{"v":1,"cluster":"prod","vol":"` + volume + `","disk":"` + volume + `",` +
-		`"try":"` + attempt + `","bytes":21474836480}`,
+	"csi-expand-wry3agt2iornr2lat5nmvljr7dksoh5q": `{"v":1,"cluster":"prod","vol":"` + volume + `","disk":"` + volume + `",` +
+		`"name":"csi-vavmkwdnq2g7hyu5","try":"` + attempt + `","bytes":21474836480}`,
 	"csi-grown-" + volume: `{"v":1,"cluster":"prod","vol":"` + volume + `","disk":"` + volume + `",` +
 		`"name":"csi-vavmkwdnq2g7hyu5","try":"` + attempt + `","bytes":21474836480,"commit":true}`,
 	"csi-adopt-" + volume: `{"v":1,"cluster":"prod","from":"old","disk":"` + volume + `"}`,
@@ -108,10 +111,11 @@ func kinds() map[string]ops {
 		"deferral": opsOf(
 			Deferrals, Deferral{Cluster: "prod", VolumeID: volume, Instance: instance, Untimed: true, Changes: 2}, volume),
 		"hold": opsOf(Holds, Hold{Cluster: "prod", VolumeID: volume, Holder: "fedcba9876543210"}, volume),
-		"intent": opsOf(
-			Intents, Intent{Cluster: "prod", Volume: volume, Disk: volume, Attempt: attempt, SizeBytes: 20 << 30}, volume),
+		"intent": opsOf(Intents, Intent{
+			Cluster: "prod", Volume: volume, Disk: volume, DiskName: disk, Attempt: attempt, SizeBytes: 20 << 30,
+		}, diskname.ForWork(disk)),
 		"replacement": opsOf(Replacements, Replacement{
-			Cluster: "prod", Volume: volume, Disk: volume, DiskName: "csi-vavmkwdnq2g7hyu5", Attempt: attempt,
+			Cluster: "prod", Volume: volume, Disk: volume, DiskName: disk, Attempt: attempt,
 			SizeBytes: 20 << 30, Committed: true,
 		}, volume),
 		"adoption": opsOf(Adoptions, Adoption{Cluster: "prod", From: "old", VolumeID: volume}, volume),
@@ -161,7 +165,7 @@ func TestGroupsThatOnlyLookLikeRecords(t *testing.T) {
 			"no cluster":      strings.Replace(real.Text, `"cluster":"prod",`, "", 1),
 			"a cut text":      real.Text[:len(real.Text)-1],
 			"a wrong type":    strings.Replace(real.Text, `"v":1`, `"v":1,"instance":1,"bytes":"1","from":1,"by":1`, 1),
-			"another subject": strings.NewReplacer(volume, other, instance, "").Replace(real.Text),
+			"another subject": strings.NewReplacer(volume, other, instance, "", disk, "other").Replace(real.Text),
 		} {
 			p[0] = Record{ID: "g", Name: real.Name, Text: text}
 			if what == "a wrong type" { // the last value of a repeated field counts
@@ -239,9 +243,13 @@ func TestRecordsFit(t *testing.T) {
 	for range 22 {
 		volumes = append(volumes, uuid.NewString())
 	}
-	d := Deferral{Cluster: long, VolumeID: id, Instance: uuid.NewString(), Untimed: true, Changes: 999}
+	d := Deferral{
+		Cluster: long, VolumeID: id, Instance: uuid.NewString(), Untimed: true, Changes: 999,
+		NoDevice: time.Date(2026, 11, 30, 11, 0, 0, 123456789, time.UTC),
+	}
 	for range 2 * maxEarlier {
-		next := Deferral{Cluster: long, VolumeID: id, Instance: uuid.NewString(), Untimed: true, Changes: 999}
+		next := d
+		next.Instance, next.Earlier = uuid.NewString(), nil
 		d = d.ReplacedBy(next)
 		earlier = d.Earlier
 	}
@@ -259,8 +267,10 @@ func TestRecordsFit(t *testing.T) {
 		Restarts.Name(handedOver) + "2":               Restarts.Text(handedOver),
 		Deferrals.Name(d):                             Deferrals.Text(d),
 		Holds.Name(Hold{Cluster: long, VolumeID: id}): Holds.Text(Hold{Cluster: long, VolumeID: id, Holder: id}),
-		Intents.Named("", id):                         Intents.Text(Intent{Cluster: long, Volume: id, Disk: volume, Attempt: id}),
-		Adoptions.Named("", id):                       Adoptions.Text(Adoption{Cluster: long, From: long, VolumeID: id}),
+		Intents.Named("", diskname.ForWork(long)): Intents.Text(Intent{
+			Cluster: long, Volume: id, Disk: volume, DiskName: long, Attempt: id, SizeBytes: 1 << 62,
+		}),
+		Adoptions.Named("", id): Adoptions.Text(Adoption{Cluster: long, From: long, VolumeID: id}),
 		Replacements.Named("", id): Replacements.Text(Replacement{
 			Cluster: long, Volume: id, Disk: volume, DiskName: long, Attempt: id, SizeBytes: 1 << 62,
 		}),

@@ -24,11 +24,7 @@ func (e *Engine) CleanUp(ctx context.Context) {
 		if err != nil {
 			wait = e.opts.Idle
 			if !logged {
-				e.opts.Log.Warn(
-					"cannot clean up after planned restarts, retrying",
-					"error",
-					err.Error(),
-				)
+				e.opts.Log.Warn("cannot clean up after planned restarts, retrying", "error", err.Error())
 			}
 			logged = true
 		}

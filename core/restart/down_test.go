@@ -31,6 +31,8 @@ type downRack struct {
 	// vanishes says that the record of the restart is deleted, or overwritten with this text, when the instance is down.
 	vanishes bool
 	text     string
+	// latency is added to each call.
+	latency time.Duration
 
 	mu      sync.Mutex
 	state   string
@@ -39,6 +41,7 @@ type downRack struct {
 	// down is how long the instance was down, and starts how often it was started.
 	down    time.Duration
 	starts  int
+	stops   []time.Time
 	onNode  map[string]bool
 	records []record.Record
 	made    int
@@ -58,6 +61,7 @@ func (r *downRack) seen() (starts int, stopped bool) {
 // halt stops the instance.
 func (r *downRack) halt() {
 	r.state, r.since, r.stopped = rack.Stopped, time.Now(), time.Now()
+	r.stops = append(r.stops, r.stopped)
 	for i := range r.records {
 		if r.vanishes && r.text != "" {
 			r.records[i].Text = r.text
@@ -73,6 +77,7 @@ func (r *downRack) call(ctx context.Context, name string) error {
 	r.mu.Lock()
 	fails := r.failing == name && r.state == rack.Stopped
 	r.mu.Unlock()
+	time.Sleep(r.latency)
 	if fails {
 		return r.fail(ctx)
 	}
@@ -162,9 +167,9 @@ func (r *downRack) StopInstance(context.Context, string) error {
 	return nil
 }
 
-func (r *downRack) StartInstance(ctx context.Context, _ string) error {
+func (r *downRack) StartInstance(ctx context.Context, id string) (rack.Instance, error) {
 	if err := r.call(ctx, "start"); err != nil {
-		return err
+		return rack.Instance{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,7 +177,7 @@ func (r *downRack) StartInstance(ctx context.Context, _ string) error {
 		r.state, r.since, r.down = rack.Running, time.Now(), time.Since(r.stopped)
 		r.starts++
 	}
-	return nil
+	return rack.Instance{ID: id, RunState: r.state, RunStateSince: r.since}, nil
 }
 
 func (r *downRack) ConfirmProject(ctx context.Context) error { return r.call(ctx, "project") }
@@ -321,7 +326,7 @@ func restartDown(t *testing.T, shutdown Shutdown, r *downRack) {
 
 func newDownEngine(r *downRack, shutdown Shutdown) *Engine {
 	return New(r, Options{
-		Cluster: "prod", MaxDisks: 8, Policy: Allow, Shutdown: shutdown, Requester: obedient{r: r}, MaxDown: 1,
+		Cluster: "prod", MaxDisks: 8, Shutdown: shutdown, Requester: obedient{r: r}, MaxDown: 1,
 		HaltTimeout: 10 * time.Minute, CoolDown: time.Hour, Log: slog.New(slog.DiscardHandler),
 		NextStart: func(now time.Time) time.Time { // one restart
 			if _, stopped := r.seen(); !stopped {
@@ -437,9 +442,9 @@ type fullRack struct {
 	full *atomic.Bool
 }
 
-func (r fullRack) StartInstance(ctx context.Context, id string) error {
+func (r fullRack) StartInstance(ctx context.Context, id string) (rack.Instance, error) {
 	if r.full.Load() {
-		return rack.ErrCapacity
+		return rack.Instance{}, rack.ErrCapacity
 	}
 	return r.downRack.StartInstance(ctx, id)
 }

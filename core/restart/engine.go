@@ -5,7 +5,6 @@
 package restart
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +37,7 @@ type Rack interface {
 	Detach(ctx context.Context, diskID rack.DiskID, instanceID string) (rack.Disk, error)
 	WaitForDisk(ctx context.Context, disk rack.Disk, maxWait time.Duration) (rack.Disk, error)
 	StopInstance(ctx context.Context, id string) error
-	StartInstance(ctx context.Context, id string) error
+	StartInstance(ctx context.Context, id string) (rack.Instance, error)
 	ConfirmProject(ctx context.Context) error
 
 	Records(ctx context.Context) ([]record.Record, error)
@@ -47,17 +46,6 @@ type Rack interface {
 	UpdateRecord(ctx context.Context, id, text string) (found bool, err error)
 	DeleteRecord(ctx context.Context, id string) error
 }
-
-// Policy says what an engine may do.
-type Policy string
-
-const (
-	// Plan reports the restarts that it would make, and makes none. A volume that needs one waits until its instance is
-	// stopped.
-	Plan Policy = "plan"
-	// Allow makes restarts.
-	Allow Policy = "allow"
-)
 
 // Shutdown says how an instance is stopped.
 type Shutdown string
@@ -77,7 +65,6 @@ type Options struct {
 	Cluster string
 	// MaxDisks is how many disks an instance can have, its boot disk included.
 	MaxDisks int
-	Policy   Policy
 	Shutdown Shutdown
 	// Requester reaches the node plugins. It may be nil if Shutdown is Hard. Drainer may be nil unless Shutdown is Drain.
 	Requester orchestrator.RestartRequester
@@ -87,7 +74,7 @@ type Options struct {
 	Self func() (instanceID string, known bool)
 	// Window is how long attach requests for an instance are collected, counted from the first one.
 	Window time.Duration
-	// MaxDown is how many instances may be down at once.
+	// MaxDown is how many instances may be down at once. With 0 no restart begins, see [Engine.CleanUp].
 	MaxDown int
 	// CoolDown is how long an instance is left alone after its run state changed, and after a restart of it was
 	// refused.
@@ -160,6 +147,8 @@ type Engine struct {
 	retire            sync.Once
 	// refusesHot says that the rack last refused to attach or detach a disk because its instance runs.
 	refusesHot atomic.Bool
+	// refusesPlug is the same for an attach.
+	refusesPlug atomic.Bool
 
 	mu sync.Mutex
 	// requests are the attach requests, by volume.
@@ -189,31 +178,6 @@ type Engine struct {
 	longList bool
 }
 
-// attachRequest asks for a volume's disk to be attached to an instance.
-type attachRequest struct {
-	volume, instance        string
-	requestedAt, repeatedAt time.Time
-	// problem says what blocks this volume alone. It goes into the error of the RPC.
-	problem string
-	// heldBy is an instance that still has the unpublished disk and must be restarted first, or "".
-	heldBy string
-	// fromRestart is the ID of a restart that was taken over and that listed this volume. Such a request ends with that
-	// restart, because the orchestrator may have unpublished the volume through another process. It is empty once this
-	// process was asked to publish the volume itself.
-	fromRestart string
-	// attachFailed says that the rack did not attach the disk although the instance was stopped. No instance is
-	// restarted for that disk again. The next restart that happens anyway tries it again.
-	attachFailed bool
-	// failedDisk is that disk, or "" if the volume had no disk then. Everything else goes by the volume.
-	failedDisk rack.DiskID
-}
-
-// refusal is the last refused restart of an instance.
-type refusal struct {
-	since  time.Time
-	reason string
-}
-
 // New returns an engine. The engine is idle until [Engine.Run].
 func New(r Rack, opts Options) *Engine {
 	if opts.Poll == 0 {
@@ -228,7 +192,7 @@ func New(r Rack, opts Options) *Engine {
 	if opts.Detacher == nil {
 		opts.Detacher = detach.New(r, detach.Options{
 			Cluster:    opts.Cluster,
-			Restarting: func(records []record.Record) func(string) bool { return Restarting(records, opts.Cluster) },
+			Restarting: func(records []record.Record) func(string) bool { return record.Restarting(records, opts.Cluster) },
 			Log:        opts.Log,
 		})
 	}
@@ -299,40 +263,6 @@ func (e *Engine) Retiring() <-chan struct{} { return e.retiring }
 // Retired is closed when Run has ended.
 func (e *Engine) Retired() <-chan struct{} { return e.retired }
 
-// handOverAll marks all restarts that this process holds as handed over. It leaves a restart to the lease where only
-// time makes a takeover safe: the rack still owes an answer to this process, or may still owe one to the previous
-// holder.
-func (e *Engine) handOverAll(ctx context.Context) {
-	if len(e.held) == 0 ||
-		!e.clock.Passed(timerLateCalls, "", e.lastFailure, e.takeoverWait()) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(rack.Urgent(ctx), e.opts.Lease/renewalsPerLease)
-	defer cancel()
-	records, err := e.readRecords(ctx)
-	if err != nil {
-		e.opts.Log.Warn(
-			"could not hand restarts over; another controller continues them after the lease",
-			"error",
-			err.Error(),
-		)
-		return
-	}
-	for _, r := range records.restarts {
-		h := e.held[r.ID]
-		if h == nil || r.Holder != e.holder || h.takenFrom != "" {
-			continue
-		}
-		h.record = r
-		h.record.HandOver("")
-		if held, err := e.renewRecord(ctx, h); err != nil || !held {
-			e.opts.Log.Warn("could not hand a restart over", "node_id", r.Instance, "restart_id", r.ID, "error", err)
-			continue
-		}
-		e.opts.Log.Info("handed a restart over", "node_id", r.Instance, "restart_id", r.ID, "stage", string(h.stage))
-	}
-}
-
 // runOnce runs one tick and returns the time until the next. The tick is limited to the time for which the listed
 // records can be trusted. A panic counts as an error: instances may be down that no other process brings back.
 func (e *Engine) runOnce(ctx context.Context) (again time.Duration) {
@@ -370,11 +300,6 @@ const (
 	// after a quarter of the lease, and core/rack waits up to 30 s more for the answer to a change sent at its end.
 	takeoverWaitShare = 3 / 4.0
 )
-
-// takeoverWait is how long a takeover waits for the previous holder's tick to end.
-func (e *Engine) takeoverWait() time.Duration {
-	return time.Duration(takeoverWaitShare * float64(e.opts.Lease))
-}
 
 // wakeUp makes Run start the next tick at once.
 func (e *Engine) wakeUp() {
@@ -466,239 +391,9 @@ func (e *Engine) advance(ctx context.Context, r record.Restart, records recordSe
 	return nil
 }
 
-// adopt handles a record with this process as holder that it does not know: the answer to its creation was lost.
-func (e *Engine) adopt(ctx context.Context, r record.Restart, records recordSet) error {
-	for _, from := range records.superseded {
-		if from.ID == r.ID {
-			e.addHeld(r, from)
-			return nil
-		}
-	}
-	return e.rack.DeleteRecord(ctx, r.Stored.ID) // nothing was requested yet, or the restart is over
-}
-
-// leaseExpired reports whether a record did not change for the length of the lease.
-func (e *Engine) leaseExpired(r record.Restart) bool {
-	s := e.lastSeen[r.Stored.ID]
-	if s.Text != r.Stored.Text {
-		e.lastSeen[r.Stored.ID] = record.Seen{Text: r.Stored.Text, Since: e.clock.Now()}
-		return false
-	}
-	return e.clock.Passed(timerLease, r.Stored.ID, s.Since, e.opts.Lease)
-}
-
-// takeOver creates the next epoch of a restart whose lease expired or that was handed over.
-func (e *Engine) takeOver(ctx context.Context, from record.Restart) error {
-	now, mine := e.clock.Now(), from
-	mine.Epoch++
-	mine.Holder, mine.Heartbeat, mine.Handover = e.holder, 0, false
-	creating, cancel := halfOf(ctx)
-	defer cancel()
-	mine, ok, err := e.createRestart(creating, mine)
-	if err != nil {
-		return errors.Join(err, e.startAbandoned(ctx, from))
-	}
-	if !ok {
-		return nil
-	}
-	e.addHeld(mine, from)
-	e.held[mine.ID].renewed = now
-	return nil
-}
-
-// startAbandoned starts an instance that may be down for a restart whose holder has been silent for so long that this
-// process would have trusted the record, if it could take the restart over.
-func (e *Engine) startAbandoned(ctx context.Context, from record.Restart) error {
-	seen := e.lastSeen[from.Stored.ID].Since
-	if !from.MayStop || seen.IsZero() ||
-		!e.clock.Passed(timerUnseen, from.ID, seen, e.opts.Lease+e.takeoverWait()+unseenTimeout) {
-		return nil
-	}
-	instance, err := e.instance(ctx, from.Instance)
-	if err != nil || instance.RunState != rack.Stopped && instance.RunState != rack.Failed {
-		return err
-	}
-	e.opts.Log.Warn("started the instance of a restart that cannot be taken over",
-		"node_id", from.Instance, "restart_id", from.ID)
-	return e.rack.StartInstance(ctx, from.Instance)
-}
-
-// addHeld starts to work on a restart that another process held.
-func (e *Engine) addHeld(mine, from record.Restart) {
-	e.opts.Log.Warn(
-		"took over a restart",
-		"node_id",
-		from.Instance,
-		"restart_id",
-		from.ID,
-		"holder",
-		from.Holder,
-		"may_stop",
-		from.MayStop,
-	)
-	now := e.clock.Now()
-	e.held[mine.ID] = &heldRestart{record: mine, stage: stagePlanned, since: now, renewed: now, takenFrom: from.Stored.ID}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, volume := range record.LongIDs(mine.Volumes) {
-		if e.requests[volume] == nil {
-			e.requests[volume] = &attachRequest{
-				volume:      volume,
-				instance:    mine.Instance,
-				requestedAt: now,
-				repeatedAt:  now,
-				fromRestart: mine.ID,
-			}
-		}
-	}
-}
-
-// dropLost forgets the restarts that another process has taken over.
-func (e *Engine) dropLost(records recordSet, restored map[string]bool) {
-	for id, h := range e.held {
-		ours := restored[id] || slices.ContainsFunc(
-			records.restarts,
-			func(r record.Restart) bool { return r.ID == id && r.Holder == e.holder },
-		)
-		if !ours {
-			e.opts.Log.Warn("lost a restart to another process", "node_id", h.record.Instance, "restart_id", id)
-			delete(e.held, id)
-		}
-	}
-}
-
-// restoreVanished creates the record of a restart again that somebody deleted or overwrote by hand while the instance
-// may be down. It returns these restarts. No process has taken them over: it would have waited for the whole lease
-// since the record was last written. After half of it, nothing is restored.
-func (e *Engine) restoreVanished(ctx context.Context, records recordSet) map[string]bool {
-	restored := map[string]bool{}
-	for _, id := range sortedKeys(e.held) {
-		h := e.held[id]
-		known := func(r record.Restart) bool { return r.ID == id }
-		if !h.mayBeDown() || h.record.Handover || slices.ContainsFunc(records.restarts, known) ||
-			slices.ContainsFunc(records.newer, func(n record.Newer[record.Restart]) bool { return n.Fields.ID == id }) ||
-			e.clock.Passed(timerVanished, id, h.renewed, e.opts.Lease/2) {
-			continue
-		}
-		restored[id] = true
-		again, now := h.record, e.clock.Now()
-		again.Epoch++
-		made, created, err := e.createRestart(ctx, again)
-		e.opts.Log.Error("the record of a restart has vanished while its instance may be down",
-			"node_id", h.record.Instance, "restart_id", id, "record", h.record.Stored.Name, "created_again", created)
-		if err == nil && created {
-			h.record, h.renewed = made, now
-		}
-	}
-	return restored
-}
-
-// forgetUnseen forgets records that were deleted and refusals that are over.
-func (e *Engine) forgetUnseen(records recordSet) {
-	for id := range e.lastSeen {
-		if !slices.ContainsFunc(records.restarts, func(r record.Restart) bool { return r.Stored.ID == id }) {
-			delete(e.lastSeen, id)
-		}
-	}
-	for instance, r := range e.refusals {
-		if e.clock.Passed(timerRefusal, instance, r.since, e.opts.CoolDown) {
-			delete(e.refusals, instance)
-		}
-	}
-}
-
-// expireRequests ends requests that were not repeated, and those that came with a restart that is over.
-func (e *Engine) expireRequests() {
-	e.mu.Lock()
-	repeated := map[string]time.Time{}
-	for volume, request := range e.requests {
-		if request.fromRestart != "" && e.held[request.fromRestart] == nil {
-			delete(e.requests, volume)
-			continue
-		}
-		repeated[volume] = request.repeatedAt
-	}
-	e.mu.Unlock()
-	for _, volume := range sortedKeys(repeated) {
-		if e.clock.Passed(timerRequest, volume, repeated[volume], requestLifetime) {
-			e.expireRequest(volume, repeated[volume])
-		}
-	}
-}
-
-// expireRequest ends a request that was not repeated since then.
-func (e *Engine) expireRequest(volume string, since time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if request := e.requests[volume]; request != nil && request.repeatedAt.Equal(since) {
-		delete(e.requests, volume)
-	}
-}
-
 // sortedKeys makes the engine independent of the order in a map.
 func sortedKeys[T any](m map[string]T) []string {
 	return slices.Sorted(maps.Keys(m))
-}
-
-// requestsFor returns copies of the attach requests for an instance, the oldest first.
-func (e *Engine) requestsFor(instance string) []attachRequest {
-	return slices.DeleteFunc(e.allRequests(), func(request attachRequest) bool { return request.instance != instance })
-}
-
-// allRequests returns copies of all attach requests, the oldest first.
-func (e *Engine) allRequests() []attachRequest {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := make([]attachRequest, 0, len(e.requests))
-	for _, request := range e.requests {
-		all = append(all, *request)
-	}
-	slices.SortFunc(all, func(x, y attachRequest) int {
-		return cmp.Or(x.requestedAt.Compare(y.requestedAt), strings.Compare(x.volume, y.volume))
-	})
-	return all
-}
-
-// notifyWaiters wakes callers that wait for [Engine.Changed].
-func (e *Engine) notifyWaiters() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	close(e.changed)
-	e.changed = make(chan struct{})
-}
-
-// notifyEnded wakes waiting callers if a restart ended. Only the records show the end of another process's restart.
-func (e *Engine) notifyEnded(records recordSet) {
-	now := map[string]bool{}
-	for _, r := range records.restarts {
-		now[r.ID] = true
-	}
-	e.mu.Lock()
-	over := false
-	for id := range e.watched {
-		over = over || !now[id]
-	}
-	e.watched = now
-	e.mu.Unlock()
-	if over {
-		e.notifyWaiters()
-	}
-}
-
-// watchEnd notes that a caller may wait for the end of a restart.
-func (e *Engine) watchEnd(r record.Restart) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.watched[r.ID] = true
-}
-
-// recordAttachFailure notes that a restart could not attach this disk of the volume.
-func (e *Engine) recordAttachFailure(volume string, disk rack.DiskID, problem string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if request := e.requests[volume]; request != nil {
-		request.problem, request.attachFailed, request.failedDisk = problem, true, disk
-	}
 }
 
 // lockVolume locks a volume until release is called. It waits while another call has the lock.

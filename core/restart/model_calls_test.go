@@ -91,9 +91,15 @@ func (v *modelView) Disk(_ context.Context, id string) (rack.Disk, error) {
 }
 
 func (v *modelView) Instance(_ context.Context, id string) (rack.Instance, error) {
-	return call(v, read("instance "+id), func(m *model) (rack.Instance, error) {
-		return rack.Instance{ID: id, RunState: m.instance(id).run}, nil
-	})
+	return call(v, read("instance "+id), func(m *model) (rack.Instance, error) { return m.found(id) })
+}
+
+// found returns an instance that exists.
+func (m *model) found(id string) (rack.Instance, error) {
+	if i := m.instance(id); i.run != runDeleted {
+		return i.view(), nil
+	}
+	return rack.Instance{}, rack.ErrNotFound
 }
 
 func (v *modelView) Disks(context.Context, rack.Cursor, int) iter.Seq2[rack.ListItem[rack.Disk], error] {
@@ -105,7 +111,10 @@ func (v *modelView) Instances(context.Context) ([]rack.Instance, error) {
 }
 
 func (v *modelView) InstanceDisks(_ context.Context, id string) ([]rack.Disk, error) {
-	return call(v, read("instance disks "+id), func(m *model) ([]rack.Disk, error) { return m.disksOf(id), nil })
+	return call(v, read("instance disks "+id), func(m *model) ([]rack.Disk, error) {
+		_, err := m.found(id)
+		return m.disksOf(id), err
+	})
 }
 
 func (m *model) disksOf(instance string) []rack.Disk {
@@ -122,6 +131,9 @@ func (v *modelView) Attach(_ context.Context, backing rack.DiskID, instance stri
 	byRestart := v.m.current.tick
 	return call(v, change("attach "+string(backing)+" to "+instance), func(m *model) (rack.Disk, error) {
 		d, err := m.diskBacked(backing)
+		if err == nil {
+			_, err = m.found(instance)
+		}
 		switch {
 		case err != nil:
 			return rack.Disk{}, err
@@ -175,30 +187,43 @@ func (v *modelView) StopInstance(_ context.Context, id string) error {
 		}
 	}
 	_, err := call(v, change("stop "+id), func(m *model) (nothing, error) {
+		_, err := m.found(id)
 		if i := m.instance(id); i.run == rack.Running {
-			i.run, i.down = "stopping", true
+			// Without an interruption, the rack has just shown this run state.
+			if i.cooling && m.scenario.switches == 0 {
+				m.fail("instance %s is stopped in its cool-down", id)
+			}
+			m.changeRun(i, "stopping")
+			m.bringDown(i)
 		}
-		return nothing{}, nil
+		return nothing{}, err
 	})
 	return err
 }
 
-func (v *modelView) StartInstance(_ context.Context, id string) error {
-	_, err := call(v, change("start "+id), func(m *model) (nothing, error) {
-		switch i := m.instance(id); i.run {
+func (v *modelView) StartInstance(_ context.Context, id string) (rack.Instance, error) {
+	recovers := false
+	for _, h := range v.m.current.process.engine.held {
+		recovers = recovers || h.record.Instance == id && h.recovering
+	}
+	return call(v, change("start "+id), func(m *model) (rack.Instance, error) {
+		i := m.instance(id)
+		switch i.run {
 		case rack.Stopped:
 			if i.stoppedByOwner {
 				m.fail("instance %s was stopped by its owner, and was started by a process", id)
 			}
 			m.checkGrowthAtStart(id)
-			i.run = "starting"
+			m.changeRun(i, "starting")
+			i.broughtBack = i.down && !recovers
 		case rack.Running, "starting":
+		case runDeleted:
+			return rack.Instance{}, rack.ErrNotFound
 		default:
-			return nothing{}, rack.ErrConflict
+			return rack.Instance{}, rack.ErrConflict
 		}
-		return nothing{}, nil
+		return i.view(), nil
 	})
-	return err
 }
 
 // WaitForDisk is no call: no disk of the model is in a transient state.
@@ -267,9 +292,15 @@ func (m *model) recordName(id string) (string, bool) {
 	return "", false
 }
 
-// RecordNamed is only for a name that is taken by a group that is no record.
-func (v *modelView) RecordNamed(context.Context, string) (record.Record, bool, error) {
-	panic("no group of the model only looks like a record")
+// RecordNamed is [rack.Client.RecordNamed].
+func (v *modelView) RecordNamed(_ context.Context, name string) (found record.Record, exists bool, err error) {
+	found, err = call(v, read("record "+name), func(m *model) (record.Record, error) {
+		return m.records[name], nil
+	})
+	if errors.Is(err, rack.ErrNotFound) {
+		err = nil
+	}
+	return found, found.ID != "", err
 }
 
 func (v *modelView) UpdateRecord(_ context.Context, id, text string) (found bool, err error) {
@@ -282,6 +313,9 @@ func (v *modelView) UpdateRecord(_ context.Context, id, text string) (found bool
 		r := m.records[name]
 		if !strings.Contains(r.Text, mayStop) && strings.Contains(text, mayStop) {
 			m.checkWanted(a, name, text)
+			for _, i := range m.instances {
+				i.broughtBack = i.broughtBack && !strings.Contains(text, i.id)
+			}
 		}
 		r.Text = text
 		m.records[name] = r

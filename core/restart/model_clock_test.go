@@ -23,7 +23,9 @@ func (modelClock) Now() time.Time { return time.Time{} }
 
 func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration) bool {
 	switch what {
-	case timerWindow, timerRefusal, timerCoolDown, timerStuck:
+	case timerCoolDown:
+		return !c.m.instance(key).cooling
+	case timerWindow, timerRefusal, timerStuck:
 		return true
 	case timerLateCalls:
 		return true // this rack carries out calls at once, except the late calls of dead processes
@@ -41,13 +43,13 @@ func (c modelClock) Passed(what timer, key string, _ time.Time, _ time.Duration)
 		// These waits end operations that would otherwise continue for ever. Ending one early is a fault.
 		return c.endsEarly(what)
 	case timerBack:
-		return c.m.guestOf(key) == guestLost || c.endsEarly(what)
+		return c.m.guestOf(key) == guestLost || c.m.keptDown(key) || c.endsEarly(what)
 	case timerLease:
 		return c.callsArrived() && c.m.leaseMayExpire(key, func() bool { return c.endsEarly(what) })
 	case timerTakeover:
 		return c.callsArrived() && c.m.callsBefore(key) && c.m.leaseMayExpire(key, func() bool { return true })
 	case timerReply:
-		return c.m.guestOf(key) == guestSilent || c.m.guestOf(key) == guestLost || c.endsEarly(what)
+		return c.m.guestOf(key) == guestSilent || c.m.guestOf(key) == guestLost || c.m.keptDown(key) || c.endsEarly(what)
 	case timerHalt:
 		return c.m.haltIsOverdue(key) || c.endsEarly(what)
 	case timerGuestStop:
@@ -107,6 +109,12 @@ func (m *model) guestOf(restartID string) guest {
 		return i.guest
 	}
 	return guestUp
+}
+
+// keptDown reports whether the owner has stopped the instance of a restart for good.
+func (m *model) keptDown(restartID string) bool {
+	i := m.restarted(restartID)
+	return i != nil && i.ownerKeeps
 }
 
 // haltIsOverdue reports whether an instance that should stop does not: its guest hangs, its node is lost, or some work

@@ -49,6 +49,11 @@ const (
 	replacementPrefix = "csi-grown-"
 )
 
+// intentName is the name of the record of a disk's expansion.
+func intentName(d *modelDisk) string {
+	return record.Intents.Named("", diskname.ForWork(d.view().Name))
+}
+
 // successor is the ID of the disk that replaces the first disk of a volume.
 func successor(volume string) string { return "4" + volume[1:] }
 
@@ -82,8 +87,9 @@ func (m *model) putRecord(name, text string) {
 
 func (m *model) beginGrowth(d *modelDisk) {
 	m.growth = modelGrowth{phase: growthBegun, volume: d.id}
-	m.putRecord(intentPrefix+d.id, fmt.Sprintf(
-		`{"v":1,"cluster":%q,"vol":%q,"disk":%q,"try":%q,"bytes":2}`, modelCluster, d.id, d.backing, growthAttempt))
+	m.putRecord(intentName(d), fmt.Sprintf(
+		`{"v":1,"cluster":%q,"vol":%q,"disk":%q,"name":%q,"try":%q,"bytes":2}`,
+		modelCluster, d.id, d.backing, d.view().Name, growthAttempt))
 }
 
 func (m *model) lookBeforeGrowth(d *modelDisk) {
@@ -126,19 +132,19 @@ func (m *model) deleteOldDisk(d *modelDisk) {
 
 func (m *model) finishGrowth(d *modelDisk) {
 	d.backing, d.replaced = successor(d.id), false
-	delete(m.records, intentPrefix+d.id)
+	delete(m.records, intentName(d))
 	m.growth.phase, m.growth.snapshot = growthOver, false
 }
 
 // dropGrowth deletes what is left of an expansion that was taken back.
 func (m *model) dropGrowth(d *modelDisk) {
-	delete(m.records, intentPrefix+d.id)
+	delete(m.records, intentName(d))
 	delete(m.records, replacementPrefix+d.id)
 	m.growth.phase, m.growth.snapshot = growthOver, false
 }
 
 func (m *model) hasIntent(d *modelDisk) bool {
-	_, exists := m.records[intentPrefix+d.id]
+	_, exists := m.records[intentName(d)]
 	return exists
 }
 
@@ -223,6 +229,10 @@ func (v *modelView) yield(ctx context.Context, disk rack.Disk, records []record.
 // growingRack is the rack for an expander that gives way, and finishes an expansion or takes it back.
 type growingRack struct{ *modelView }
 
+func (r growingRack) DeleteRecordNamed(_ context.Context, name string) error {
+	return r.deleteRecordNamed(name)
+}
+
 func (m *model) diskWith(what func(d *modelDisk) bool) (*modelDisk, error) {
 	i := slices.IndexFunc(m.disks, func(d *modelDisk) bool { return !d.deleted && !d.replaced && what(d) })
 	if i < 0 {
@@ -300,16 +310,6 @@ func (r growingRack) DeleteSnapshot(context.Context, string) error {
 		return nothing{}, nil
 	})
 	return err
-}
-
-func (r growingRack) RecordNamed(_ context.Context, name string) (found record.Record, exists bool, err error) {
-	found, err = call(r.modelView, read("record "+name), func(m *model) (record.Record, error) {
-		return m.records[name], nil
-	})
-	if errors.Is(err, rack.ErrNotFound) {
-		err = nil
-	}
-	return found, found.ID != "", err
 }
 
 const notAtYield = "an expander does this only in a new expansion"

@@ -58,6 +58,7 @@ func (m *model) checkVolume(v *modelVolume, d *modelDisk) {
 	detach, isDeferred := m.records[detachName(modelCluster, d.id)]
 	deferredHere := isDeferred && d.instance != "" && strings.Contains(detach.Text, d.instance)
 	switch {
+	case v.published != "" && m.instance(v.published).run == runDeleted:
 	case v.published != "" && d.instance != v.published:
 		m.fail("volume %s is published on %s, and its disk is on %q", v.id, v.published, d.instance)
 	// In mode hot the clean-up deletes the record.
@@ -79,7 +80,7 @@ func (m *model) stuckRestart(i *modelInstance) bool {
 }
 
 // settled reports whether everything is done and only deferred detaches of disks that exist are left. Every run must be
-// able to settle. In the modes plan and hot no restart is made for what is wanted.
+// able to settle. In mode hot no restart is made for what is wanted.
 func (m *model) settled() bool {
 	if len(m.activities) > 0 || len(m.lateCalls) > 0 || m.rackDown || m.orchestratorDown || m.hidden ||
 		len(m.modesLeft) > 0 {
@@ -105,7 +106,7 @@ func (m *model) recordsSettled() bool {
 		case isDetach, strings.HasPrefix(name, replacementPrefix), strings.HasPrefix(name, intentPrefix):
 			// see growthSettled
 		case !slices.ContainsFunc(m.instances, func(i *modelInstance) bool {
-			return i.guest == guestLost && strings.Contains(r.Text, i.id) && m.stuckRestart(i)
+			return i.guest == guestLost && i.run != runDeleted && strings.Contains(r.Text, i.id) && m.stuckRestart(i)
 		}):
 			return false
 		}
@@ -113,10 +114,12 @@ func (m *model) recordsSettled() bool {
 	return true
 }
 
-// atRest reports whether an instance runs and nothing is requested of its node. A request whose guest is back already
-// has no effect any more.
+// atRest reports whether an instance runs, or its owner has ended that, and nothing is requested of its node. A request
+// whose guest is back already has no effect any more. An instance that an engine has stopped is started again, unless
+// it is deleted.
 func (m *model) atRest(i *modelInstance) bool {
-	return i.run == rack.Running &&
+	rests := i.run == rack.Running || i.run == runDeleted || i.run == rack.Stopped && i.ownerKeeps && !i.down
+	return rests &&
 		(i.guest == guestLost || i.drain == drainNone && (i.request == "" || i.reply.State == orchestrator.RestartBack))
 }
 
@@ -194,6 +197,11 @@ func (m *model) hashWorld(h *maphash.Hash) {
 			boolText(i.ownerActed),
 		)
 	}
+	if m.scenario.hasOthers() {
+		for _, i := range m.instances {
+			write(h, boolText(i.ownerKeeps), boolText(i.cooling), boolText(i.recent), boolText(i.broughtBack))
+		}
+	}
 	for _, v := range m.volumes {
 		write(h, strconv.Itoa(v.at), v.published, boolText(v.released), boolText(v.busy))
 	}
@@ -207,19 +215,24 @@ func (m *model) hashWorld(h *maphash.Hash) {
 // hashProcess hashes the state of a process.
 func (m *model) hashProcess(h *maphash.Hash, p *modelProcess) {
 	e := p.engine
-	write(h, e.holder, boolText(p.cleaned))
+	write(h, e.holder, boolText(p.cleaned), boolText(e.refusesPlug.Load() && m.scenario.moves()))
 	for _, d := range sortedKeys(p.wants) {
 		write(h, "wants", d, p.wants[d])
 	}
 	for _, d := range sortedKeys(e.requests) {
 		r := e.requests[d]
 		write(h, "request", d, string(r.failedDisk), r.instance, r.fromRestart, boolText(r.attachFailed))
+		write(h, boolText(r.justFreed()))
 	}
 	for _, d := range sortedKeys(e.locked) {
 		write(h, "locked", d)
 	}
 	for _, id := range sortedKeys(e.held) {
 		hashHeld(h, id, e.held[id])
+		if w := e.held[id]; m.scenario.hasOthers() {
+			others := w.startedByOthers(m.instance(w.record.Instance).view())
+			write(h, boolText(w.ownersStop), boolText(w.up), boolText(w.run.IsZero()), boolText(others))
+		}
 	}
 	for _, id := range sortedKeys(e.lastSeen) {
 		write(h, "seen", id, e.lastSeen[id].Text)

@@ -41,6 +41,16 @@ type scenario struct {
 // room is how many disks an instance can have.
 func (s scenario) room() int { return cmp.Or(s.maxDisks, 8) }
 
+// moves reports whether a volume leaves one instance for another one.
+func (s scenario) moves() bool {
+	for i, from := range s.attached {
+		if slices.ContainsFunc(s.goals[i], func(to string) bool { return to != from && (to == n0 || to == n1) }) {
+			return true
+		}
+	}
+	return false
+}
+
 func (s scenario) hasFault(kind string) bool { return slices.Contains(s.kinds, kind) }
 
 // bound is what may go wrong in one run.
@@ -71,11 +81,23 @@ var (
 	}
 	expansion = bound{"an expansion", 1, 0, []string{"expansion"}}
 	anyGrowth = bound{"an expansion at any moment", 1, 1, expansion.kinds}
+	others    = bound{"others start, stop and delete", 2, 0, []string{ownerStarts, ownerStops, ownerDeletes}}
+	anyOthers = bound{"others at any moment", 2, 1, others.kinds}
 	few       = []bound{crash, noAnswer, owner, outage}
 	// In mode hot the controllers cannot ask whether a guest will answer.
 	withoutGuests = slices.DeleteFunc(slices.Clone(usual), func(b bound) bool { return b.what == badGuest.what })
 	usual         = []bound{anyOrder, crash, noAnswer, retires, overdue, badGuest, owner, outage, nodeLost}
 )
+
+// kinds of faults of an owner who starts, stops and deletes
+const (
+	ownerStarts  = "owner starts"
+	ownerStops   = "owner stops"
+	ownerDeletes = "owner deletes"
+)
+
+// hasOthers reports whether others start, stop and delete instances.
+func (s scenario) hasOthers() bool { return s.hasFault(ownerStarts) }
 
 func (s scenario) title() string { return s.name + "/" + s.what }
 
@@ -154,7 +176,7 @@ var scenarios = []scenario{
 		maxDown:   1,
 		processes: 1,
 		goals:     [][]string{{n0}},
-		bounds:    slices.Concat(usual, atAnyMoment),
+		bounds:    slices.Concat(usual, atAnyMoment, []bound{others, anyOthers}),
 	},
 	{
 		name:      "one volume and a power cut",
@@ -162,7 +184,7 @@ var scenarios = []scenario{
 		maxDown:   1,
 		processes: 1,
 		goals:     [][]string{{n0}},
-		bounds:    slices.Concat(usual, atAnyMoment, []bound{expansion, anyGrowth}),
+		bounds:    slices.Concat(usual, atAnyMoment, []bound{expansion, anyGrowth, others, anyOthers}),
 	},
 	{
 		name:         "a volume that is given up",
@@ -190,10 +212,10 @@ var scenarios = []scenario{
 		attached:  []string{n0},
 		goals:     [][]string{{"", n1}},
 		prelude:   []string{"unpublish " + volumeID(0), "publish " + volumeID(0)},
-		bounds:    slices.Concat(usual, []bound{expansion}),
+		bounds:    slices.Concat(usual, []bound{expansion, others}),
 	},
 	{name: "two controllers", shutdown: Guest, maxDown: 1, processes: 2, goals: [][]string{{n0}},
-		prelude: []string{"publish " + volumeID(0)}, bounds: slices.Concat(usual, []bound{expansion})},
+		prelude: []string{"publish " + volumeID(0)}, bounds: slices.Concat(usual, []bound{expansion, others})},
 	{name: "two controllers want the same", shutdown: Hard, maxDown: 2, processes: 2, goals: [][]string{{n0}},
 		prelude: []string{"publish " + volumeID(0) + " on " + n0 + " p0", "publish " + volumeID(0) + " on " + n0 + " p1"}},
 	{
@@ -390,17 +412,6 @@ var scenarios = []scenario{
 		modes:     []mode{modeHot},
 		bounds:    withoutGuests,
 		prelude:   []string{"publish " + volumeID(1), "unpublish " + volumeID(0), "tick p0"},
-	},
-	{
-		name:      "the mode becomes plan",
-		shutdown:  Guest,
-		maxDown:   1,
-		processes: 1,
-		attached:  []string{n0},
-		goals:     [][]string{{"", n0}, {n0}},
-		modes:     []mode{modePlan},
-		prelude:   []string{"publish " + volumeID(1), "unpublish " + volumeID(0)},
-		bounds:    few,
 	},
 	{
 		name:      "the mode becomes hot and restart again",

@@ -122,8 +122,8 @@ func (m *model) publish(p *modelProcess, v *modelVolume, instance string) {
 		if err != nil {
 			return
 		}
-		if disk.InstanceID != instance {
-			m.fail("publish of %s on %s succeeded with the disk on %q", v.id, instance, disk.InstanceID)
+		if now := m.disk(v.id).instance; disk.InstanceID != instance || now != instance {
+			m.fail("publish of %s on %s succeeded with the disk on %q, and reports %q", v.id, instance, now, disk.InstanceID)
 		}
 		delete(p.wants, v.id)
 		v.published = instance
@@ -458,9 +458,11 @@ func (m *model) crash(p *modelProcess) {
 	}
 	m.current = nil
 	for _, w := range p.engine.held {
-		if !w.requestSent && !w.recovering {
-			m.instance(w.record.Instance).stoppedByOwner = false // the only moment in which a crash leaves this unknown
+		i := m.instance(w.record.Instance)
+		if i.broughtBack || !w.requestSent && !w.recovering {
+			i.stoppedByOwner = false // the only moments in which a crash leaves this unknown
 		}
+		i.broughtBack = false
 	}
 	p.ticking, p.retired, p.cleaned = false, false, false
 	p.crashes++
@@ -517,10 +519,12 @@ func (m *model) instanceOptions(i *modelInstance) {
 	running := i.run == rack.Running
 	switch {
 	case i.run == "stopping":
-		m.add("stopped", i.id, func() { i.run = rack.Stopped })
+		m.add("stopped", i.id, func() { m.changeRun(i, rack.Stopped) })
 	case i.run == "starting":
 		m.add("running", i.id, func() {
-			i.run, i.down, i.stoppedByOwner, i.ownerStarts, i.guest = rack.Running, false, false, false, guestUp
+			m.changeRun(i, rack.Running)
+			i.down, i.stoppedByOwner, i.ownerStarts, i.ownerKeeps, i.guest = false, false, false, false, guestUp
+			i.cooling = m.scenario.hasOthers()
 			switch {
 			case i.reply.State == orchestrator.RestartAccepted:
 				i.reply.State = "booted"
@@ -531,27 +535,34 @@ func (m *model) instanceOptions(i *modelInstance) {
 	case running && i.guest == guestUp && i.reply.State == "booted":
 		m.add("back", i.id, func() { i.reply.State = orchestrator.RestartBack })
 	case running && i.guest == guestHalts, running && i.guest == guestHangs:
-		m.add("halted", i.id, func() { i.run, i.guest = rack.Stopped, guestUp })
+		m.add("halted", i.id, func() {
+			i.guest = guestUp
+			m.changeRun(i, rack.Stopped)
+		})
 	case running && i.guest == guestUp && i.request != "" && i.reply.State == "":
 		m.requestOptions(i)
 	case running && i.guest == guestSilent && i.request == "":
 		m.add("speaks again", i.id, func() { i.guest = guestUp })
 	case i.ownerStarts && i.run == rack.Stopped:
-		m.add("started by its owner", i.id, func() { i.run = "starting" })
+		m.add("started by its owner", i.id, func() { m.changeRun(i, "starting") })
+	}
+	if running && i.cooling {
+		m.add("has cooled down", i.id, func() { i.cooling, i.recent = false, false })
 	}
 	if running && i.drain == drainStarted && !m.usedOn(i.id) {
 		m.add("drained", i.id, func() { i.drain = drainDone })
 		m.fault("stays", "is not drained", i.id, func() { i.drain = drainStays })
 	}
-	if running && i.guest == guestUp {
-		m.ownerOptions(i)
-	}
+	m.ownerOptions(i)
 }
 
 // requestOptions are a guest's answers to a request.
 func (m *model) requestOptions(i *modelInstance) {
 	accepts := func(g guest) func() {
-		return func() { i.reply.State, i.guest, i.down = orchestrator.RestartAccepted, g, true }
+		return func() {
+			i.reply.State, i.guest = orchestrator.RestartAccepted, g
+			m.bringDown(i)
+		}
 	}
 	m.add("accepts", i.id, accepts(guestHalts))
 	m.fault("refuses", "refuses", i.id, func() { i.reply.State = orchestrator.RestartRefused })
@@ -561,15 +572,52 @@ func (m *model) requestOptions(i *modelInstance) {
 
 // ownerOptions are what an instance's owner does, and what happens to its node.
 func (m *model) ownerOptions(i *modelInstance) {
-	m.fault("user stop", "stopped by its owner", i.id, func() {
-		i.run, i.stoppedByOwner, i.ownerStarts, i.ownerActed = rack.Stopped, true, true, true
-		for _, r := range m.records {
-			if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, mayStop) && !m.unrequested(r.ID) {
-				i.stoppedByOwner = false // unknown to every process
+	if i.run == rack.Running && i.guest == guestUp {
+		m.fault("user stop", "stopped by its owner", i.id, func() {
+			m.stopByOwner(i)
+			i.ownerStarts = true
+		})
+		m.fault(ownerStops, "stopped by its owner for good", i.id, func() {
+			m.stopByOwner(i)
+			i.ownerKeeps = true
+		})
+		m.fault("lost node", "is lost", i.id, func() { i.guest = guestLost })
+	}
+	if i.run != rack.Stopped {
+		return
+	}
+	m.fault(ownerStarts, "started by others", i.id, func() {
+		i.ownerActed, i.stoppedByOwner, i.ownerKeeps = true, false, false
+		m.changeRun(i, "starting")
+	})
+	m.fault(ownerDeletes, "deleted", i.id, func() {
+		m.changeRun(i, runDeleted)
+		i.guest, i.down = guestLost, false
+		for _, d := range m.disks {
+			if d.instance == i.id {
+				d.instance, d.late = "", false
 			}
 		}
 	})
-	m.fault("lost node", "is lost", i.id, func() { i.guest = guestLost })
+}
+
+// stopByOwner stops an instance that runs. stoppedByOwner says whether a process must know that.
+func (m *model) stopByOwner(i *modelInstance) {
+	m.changeRun(i, rack.Stopped)
+	i.stoppedByOwner, i.ownerActed = true, true
+	for _, r := range m.records {
+		if strings.Contains(r.Text, i.id) && strings.Contains(r.Text, mayStop) && !m.unrequested(r.ID) && !i.broughtBack {
+			i.stoppedByOwner = false
+		}
+	}
+}
+
+// bringDown notes that an engine has caused a stop.
+func (m *model) bringDown(i *modelInstance) {
+	if i.cooling && i.recent {
+		m.fail("instance %s is stopped twice in a cool-down", i.id)
+	}
+	i.down, i.recent = true, m.scenario.hasOthers()
 }
 
 // unrequested reports whether a process knows that the restart of this record has not asked for a stop yet.

@@ -50,11 +50,48 @@ type modelInstance struct {
 	asked bool
 	// stoppedByOwner is true while the owner has stopped it and no restart had been requested before.
 	stoppedByOwner bool
-	// ownerStarts is true while the owner has stopped it. The owner will start it. ownerActed stays true.
-	ownerStarts, ownerActed bool
+	// ownerStarts is true while the owner has stopped it and will start it, ownerKeeps while it may stay stopped.
+	// ownerActed stays true.
+	ownerStarts, ownerKeeps, ownerActed bool
+	// since is the time of the run state, as far as an engine can compare it: see [model.changeRun].
+	since int
+	// cooling is true from a start until the cool-down is over, recent from a stop by an engine until then.
+	cooling, recent bool
+	// broughtBack is true after a process has started it for its own restart, until that process dies or a record allows
+	// the next stop.
+	broughtBack bool
 	// request is the ID of the restart that its node plugin is asked for.
 	request string
 	reply   orchestrator.RestartReply
+}
+
+// runDeleted is the run state of a deleted instance.
+const runDeleted = "deleted"
+
+// view is the instance as the rack shows it.
+func (i *modelInstance) view() rack.Instance {
+	return rack.Instance{ID: i.id, RunState: i.run, RunStateSince: time.Unix(int64(i.since), 0)}
+}
+
+// changeRun changes the run state of an instance. Beside others it also changes its time, to one that no engine
+// remembers.
+func (m *model) changeRun(i *modelInstance, run string) {
+	i.run, i.since = run, 0
+	for m.scenario.hasOthers() && m.remembersRun(i) {
+		i.since++
+	}
+}
+
+// remembersRun reports whether an engine has seen the instance's present run state before.
+func (m *model) remembersRun(i *modelInstance) bool {
+	for _, p := range m.processes {
+		for _, h := range p.engine.held {
+			if h.record.Instance == i.id && h.run.Equal(i.view().RunStateSince) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 type modelDisk struct {
@@ -89,7 +126,6 @@ type mode string
 
 const (
 	modeRestart mode = "restart"
-	modePlan    mode = "plan"
 	modeHot     mode = "hot"
 )
 
@@ -195,17 +231,14 @@ func (m *model) run(step string) {
 func (m *model) boot(p *modelProcess) {
 	view := &modelView{m: m}
 	opts := Options{
-		Cluster: modelCluster, MaxDisks: m.scenario.room(), Policy: Allow, Shutdown: m.scenario.shutdown, Requester: view,
+		Cluster: modelCluster, MaxDisks: m.scenario.room(), Shutdown: m.scenario.shutdown, Requester: view,
 		Drainer: view,
 		Self:    func() (string, bool) { return p.self, true },
 		Window:  time.Second, MaxDown: m.scenario.maxDown, CoolDown: time.Second, HaltTimeout: time.Second,
 		Log: slog.New(slog.DiscardHandler),
 	}
-	switch m.mode {
-	case modePlan:
-		opts.Policy = Plan
-	case modeHot: // what CleanUpRestarts of core/controller sets
-		opts.Policy, opts.Shutdown = Plan, Hard
+	if m.mode == modeHot { // what CleanUpRestarts of core/controller sets
+		opts.Shutdown, opts.MaxDown = Hard, 0
 	}
 	if m.scenario.hasFault("expansion") {
 		opts.Yield = view.yield
@@ -247,6 +280,7 @@ func cloneAll[T any](all []*T) []*T {
 // cloneEngine copies what an engine remembers. Nothing is locked in a quiet model, and the engine's times are all zero.
 func cloneEngine(from, to *Engine) {
 	to.refusesHot.Store(from.refusesHot.Load())
+	to.refusesPlug.Store(from.refusesPlug.Load())
 	to.watched, to.statuses = maps.Clone(from.watched), maps.Clone(from.statuses)
 	to.lastSeen, to.refusals = maps.Clone(from.lastSeen), maps.Clone(from.refusals)
 	for disk, request := range from.requests {

@@ -26,6 +26,8 @@ type candidate struct {
 	instance string
 	// attachesDisk is true if a requested disk can be attached.
 	attachesDisk bool
+	// plugsDisk is true if the rack may attach a requested disk without a restart.
+	plugsDisk bool
 	// frees is the volume whose unpublished disk is on the instance while another instance waits for it, or "".
 	frees string
 	// waitsForDisk is true if a requested disk is still on another instance.
@@ -38,7 +40,7 @@ type candidate struct {
 func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartStatuses) error {
 	due, collecting := e.dueRequests()
 	for _, instance := range collecting {
-		statuses.addWaiting(instance, ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
+		statuses.addWaiting(instance, rpc.ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
 	}
 	slot, free := records.freeSlot(e.opts.Cluster, e.opts.MaxDown)
 	if !free {
@@ -48,6 +50,7 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 	// A disk or an instance that cannot be looked up does not stop the planning for the others.
 	found, unknownDisks := e.candidates(ctx, records, due)
 	e.addWaitingForDisks(statuses)
+	found = slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.frees == "" })
 	candidates, unknownInstances := e.eligible(ctx, found, statuses)
 	failed := errors.Join(unknownDisks, unknownInstances)
 	// An instance that frees a disk comes first: the instance that waits for the disk then needs only one restart.
@@ -58,7 +61,7 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 			continue
 		}
 		if err := records.check(c.instance); err != nil {
-			statuses.addWaiting(c.instance, ReasonState, err.Error())
+			statuses.addWaiting(c.instance, rpc.ReasonState, err.Error())
 			continue
 		}
 		reason, text := e.blockReason(c)
@@ -67,9 +70,9 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 			statuses.addWaiting(c.instance, reason, text)
 		// An instance that waits for a disk comes after the one that frees it, unless each waits for the other.
 		case c.waitsForDisk && c.frees == "" && slices.ContainsFunc(candidates, func(other candidate) bool { return other.frees != "" && other.instance != c.instance }):
-			statuses.addWaiting(c.instance, ReasonOthers, otherInstanceFirst)
+			statuses.addWaiting(c.instance, rpc.ReasonOthers, otherInstanceFirst)
 		case chosen != nil:
-			statuses.addWaiting(c.instance, ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
+			statuses.addWaiting(c.instance, rpc.ReasonOthers, fmt.Sprintf("instance %s is restarted first", chosen.instance))
 		default:
 			chosen = &c
 		}
@@ -79,7 +82,7 @@ func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartSt
 	}
 	id, err := e.createRecord(ctx, *chosen, slot)
 	if id != "" {
-		statuses[chosen.instance] = restartStatus{reason: ReasonUnderWay, text: string(stagePlanned), restart: id}
+		statuses[chosen.instance] = restartStatus{reason: rpc.ReasonUnderWay, text: string(stagePlanned), restart: id}
 	}
 	return errors.Join(failed, err)
 }
@@ -96,27 +99,20 @@ func order(c candidate) int {
 }
 
 // blockReason says why an instance must not be restarted now. The reason is empty if it may be.
-func (e *Engine) blockReason(c candidate) (Reason, string) {
-	why, now := e.policyBlock(), e.clock.Now()
+func (e *Engine) blockReason(c candidate) (rpc.RestartReason, string) {
+	now := e.clock.Now()
 	_, known := e.ownInstance(c.instance)
 	switch {
 	case c.stopped:
-	case why != "":
-		return ReasonPolicy, why
 	case !known:
-		return ReasonSelf, "this controller does not know yet which instance it runs on"
+		return rpc.ReasonSelf, "this controller does not know yet which instance it runs on"
 	case e.opts.NextStart != nil && e.opts.NextStart(now).After(now):
-		return ReasonHours, fmt.Sprintf("not before %s, the next time in --restart-hours", formatTime(e.opts.NextStart(now)))
+		return rpc.ReasonHours, fmt.Sprintf(
+			"not before %s, the next time in --restart-hours",
+			formatTime(e.opts.NextStart(now)),
+		)
 	}
 	return "", ""
-}
-
-// policyBlock says why the policy forbids all restarts, or "" if it allows them.
-func (e *Engine) policyBlock() string {
-	if e.opts.Policy == Plan {
-		return "--attach-mode=plan forbids it: stop it or set --attach-mode=restart"
-	}
-	return ""
 }
 
 // createRecord creates the record of a restart and returns its ID, or "" if another process has taken the slot. The
@@ -148,26 +144,15 @@ func (e *Engine) createRecord(ctx context.Context, c candidate, slot int) (id st
 	}
 	h.record = record
 	e.held[record.ID] = h
-	e.opts.Log.Info(
-		"restart planned",
-		"node_id",
-		c.instance,
-		"restart_id",
-		record.ID,
-		"volume_ids",
-		strings.Join(volumes, ","),
-		"slot",
-		slot,
-	)
+	e.opts.Log.Info("restart planned", "node_id", c.instance, "restart_id", record.ID,
+		"volume_ids", strings.Join(volumes, ","), "slot", slot)
 	return record.ID, nil
 }
 
 // candidates returns the instances that would fulfil one of these requests, or a part of it, if they were restarted.
 // The error is about disks that could not be looked up; the instances are those of the others.
 func (e *Engine) candidates(
-	ctx context.Context,
-	records recordSet,
-	requests []attachRequest,
+	ctx context.Context, records recordSet, requests []attachRequest,
 ) (found []candidate, failed error) {
 	at := func(instance string) *candidate {
 		i := slices.IndexFunc(found, func(c candidate) bool { return c.instance == instance })
@@ -199,9 +184,16 @@ func (e *Engine) candidates(
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case disk.InstanceID == request.instance:
-			e.setBlocked(request.volume, attachedNotPublished)
+			unplugged, err := e.stillUnplugged(ctx, request.volume, request.instance, records)
+			at(request.instance).attachesDisk = at(request.instance).attachesDisk || unplugged
+			if failed = errors.Join(failed, err); !unplugged {
+				e.setBlocked(request.volume, attachedNotPublished)
+			}
 		case disk.InstanceID == "" && disk.State != rack.Detached:
 			e.setBlocked(request.volume, "the disk is "+string(disk.State))
+		case disk.InstanceID == "" && request.justFreed() && !e.refusesPlug.Load():
+			at(request.instance).plugsDisk = true
+			e.setBlocked(request.volume, freedNotAttached)
 		case disk.InstanceID == "":
 			at(request.instance).attachesDisk = true
 			e.setBlocked(request.volume, "")
@@ -213,7 +205,10 @@ func (e *Engine) candidates(
 			e.setBlocked(request.volume, fmt.Sprintf("the disk is attached to instance %s", disk.InstanceID))
 		}
 	}
-	return slices.DeleteFunc(found, func(c candidate) bool { return !c.attachesDisk && c.frees == "" }), failed
+	return slices.DeleteFunc(
+		found,
+		func(c candidate) bool { return !c.attachesDisk && !c.plugsDisk && c.frees == "" },
+	), failed
 }
 
 // dueRequests returns the requests whose collection window is over: the window of an instance starts with its first
@@ -240,8 +235,7 @@ func (e *Engine) openRequests() []attachRequest {
 }
 
 // eligible returns the candidates that are stopped, or have been running for the cool-down without a refused restart.
-// It sets the statuses of the others. If the policy forbids restarts, the policy is the only reason to wait. The error
-// is about instances that could not be looked up.
+// It sets the statuses of the others. The error is about instances that could not be looked up.
 func (e *Engine) eligible(
 	ctx context.Context,
 	candidates []candidate,
@@ -255,7 +249,7 @@ func (e *Engine) eligible(
 		instance, err := lookUp(c.instance)
 		switch {
 		case errors.Is(err, errDeleted):
-			statuses.addWaiting(c.instance, ReasonState, "the instance was deleted")
+			statuses.addWaiting(c.instance, rpc.ReasonState, "the instance was deleted")
 			continue
 		case err != nil:
 			failed = errors.Join(failed, err)
@@ -264,19 +258,20 @@ func (e *Engine) eligible(
 		c.stopped = instance.RunState == rack.Stopped
 		refused, wasRefused := e.refusals[c.instance]
 		switch {
-		case c.stopped, e.policyBlock() != "":
+		case c.stopped:
+		case instance.RunState == rack.Failed: // it has no guest that a stop could interrupt
 		case wasRefused:
-			statuses.addWaiting(c.instance, ReasonRefused, e.describeRefusal(refused))
+			statuses.addWaiting(c.instance, rpc.ReasonRefused, e.describeRefusal(refused))
 			continue
 		case instance.RunState != rack.Running:
-			statuses.addWaiting(c.instance, ReasonState, "it is "+instance.RunState)
+			statuses.addWaiting(c.instance, rpc.ReasonState, "it is "+instance.RunState)
 			continue
-		case !e.clock.Passed(timerCoolDown, c.instance, instance.RunStateSince, e.opts.CoolDown):
+		case e.coolsDown(instance):
 			statuses.addWaiting(
 				c.instance,
-				ReasonCoolDown,
+				rpc.ReasonCoolDown,
 				fmt.Sprintf(
-					"it started less than %s ago and is left alone until %s",
+					"it started less than %s ago: wait until %s",
 					e.opts.CoolDown,
 					formatTime(instance.RunStateSince.Add(e.opts.CoolDown)),
 				),
@@ -286,6 +281,12 @@ func (e *Engine) eligible(
 		eligible = append(eligible, c)
 	}
 	return eligible, failed
+}
+
+// coolsDown reports whether an instance runs for less than the cool-down.
+func (e *Engine) coolsDown(instance rack.Instance) bool {
+	return instance.RunState == rack.Running &&
+		!e.clock.Passed(timerCoolDown, instance.ID, instance.RunStateSince, e.opts.CoolDown)
 }
 
 const (

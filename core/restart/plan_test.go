@@ -85,7 +85,7 @@ func TestFailingLookUpDoesNotBlockOtherRestarts(t *testing.T) {
 		t.Run(failing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &failingRack{failing: failing, failure: rack.ErrInternal}
-				e := New(r, Options{Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+				e := New(r, Options{Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 				for i := range 2 {
 					instance, disk := fmt.Sprintf("instance-%d", i), fmt.Sprintf("disk-%d", i)
 					r.instances = append(r.instances, rack.Instance{ID: instance, RunState: rack.Running})
@@ -115,7 +115,7 @@ func TestFailingLookUpAmongManyDoesNotBlockOtherRestarts(t *testing.T) {
 		t.Run(failure.Error(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &failingRack{failing: "disk-0", failure: failure}
-				e := New(r, Options{Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+				e := New(r, Options{Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 				e.longList = true
 				for i := range maxLookups + 1 {
 					instance := fmt.Sprintf("instance-%d", i)

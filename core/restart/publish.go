@@ -13,14 +13,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
 var (
 	// ErrPlanned says that a volume waits for the restart of an instance. The orchestrator should repeat its call.
 	ErrPlanned = fault.RestartPlanned.New("waits for a planned restart")
-	// errRefused and errNeeded are each an [ErrPlanned]: the restart was refused, or the policy forbids it.
+	// errRefused is an [ErrPlanned]: the restart was refused.
 	errRefused = fault.RestartRefused.Errorf("%w", ErrPlanned)
-	errNeeded  = fault.RestartNeeded.Errorf("%w", ErrPlanned)
 	// ErrElsewhere says that the disk is attached to another instance and published there.
 	ErrElsewhere = fault.AttachedElsewhere.New("attached to another instance")
 	// ErrFull says that the instance has no free disk slot, even after all requested changes.
@@ -41,7 +41,7 @@ func (e *Engine) Publish(ctx context.Context, volumeID, instanceID string) (rack
 	}
 	switch disk.InstanceID {
 	case instanceID:
-		return e.confirmAttached(ctx, disk)
+		return e.confirmAttached(ctx, disk, false)
 	case "":
 		return e.attach(ctx, disk, instanceID)
 	}
@@ -71,11 +71,21 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 		case err == nil:
 			e.detectHotplug(ctx, instanceID)
 			// A deferred detach may be left from an earlier attachment to this instance.
-			return e.confirmAttached(ctx, attached)
+			return e.confirmAttached(ctx, attached, true)
 		case errors.Is(err, rack.ErrNotStopped):
 			e.refusesHot.Store(true)
+			e.refusesPlug.Store(true)
+		case errors.Is(err, rack.ErrInternal):
+			unplugged, lookUp := e.noteUnplugged(ctx, disk.VolumeID, instanceID)
+			if unplugged {
+				err = e.waitForDevice(disk, instanceID)
+			}
+			return rack.Disk{}, cmp.Or(lookUp, err)
 		case !errors.Is(err, rack.ErrFull):
 			return rack.Disk{}, err
+		}
+		if refused, ok := errors.AsType[*rack.Refusal](err); ok {
+			disks = refused.Disks // another controller may have attached one since
 		}
 	}
 	records, err := e.readRecords(ctx)
@@ -85,26 +95,40 @@ func (e *Engine) attach(ctx context.Context, disk rack.Disk, instanceID string) 
 	return rack.Disk{}, e.requestAttach(ctx, disk, instanceID, disks, records)
 }
 
-// detectHotplug clears refusesHot if the instance runs, to which the rack has just attached a disk.
+// waitForDevice is the error for a disk that the rack shows as attached, and that the guest may lack.
+func (e *Engine) waitForDevice(disk rack.Disk, instanceID string) error {
+	return fmt.Errorf("volume %s: the rack attached it and failed to give it to the guest: %w",
+		disk.VolumeID, e.describeWait(e.addRequest(disk, instanceID)))
+}
+
+// detectHotplug clears both refusals if the instance runs, to which the rack has just attached a disk.
 func (e *Engine) detectHotplug(ctx context.Context, instanceID string) {
 	if !e.refusesHot.Load() {
 		return
 	}
 	if instance, err := e.rack.Instance(ctx, instanceID); err == nil && instance.RunState == rack.Running {
 		e.refusesHot.Store(false)
+		e.refusesPlug.Store(false)
 	}
 }
 
 // confirmAttached makes sure that an attached disk stays attached, as a published volume must. It ends a deferred
 // detach, or makes one that is over remembered from now on. It checks that neither a restart of the instance nor a
 // detach of the disk is under way that may have read it. It reads the disk last, because either may just have ended.
-func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk, error) {
+// plugged says that the rack has just attached the disk, so that the guest does not lack it.
+func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk, plugged bool) (rack.Disk, error) {
 	records, err := e.readRecords(ctx)
 	if err != nil {
 		return rack.Disk{}, err
 	}
 	if err := cmp.Or(records.check(disk.InstanceID), records.deferred.Check(disk.VolumeID)); err != nil {
 		return rack.Disk{}, err
+	}
+	if !plugged {
+		unplugged, err := e.stillUnplugged(ctx, disk.VolumeID, disk.InstanceID, records)
+		if unplugged || err != nil {
+			return rack.Disk{}, cmp.Or(err, e.waitForDevice(disk, disk.InstanceID))
+		}
 	}
 	r, restarting := records.restartOf(disk.InstanceID, "")
 	if e.opts.Yield != nil {
@@ -134,11 +158,8 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if records.deferred.Detaching(disk.VolumeID) {
 		return rack.Disk{}, fmt.Errorf(
-			"the disk of volume %s is being detached from instance %s, repeat the request: %w",
-			disk.VolumeID,
-			disk.InstanceID,
-			ErrPlanned,
-		)
+			"the disk of volume %s is being detached from instance %s: %w: repeat the request",
+			disk.VolumeID, disk.InstanceID, ErrPlanned)
 	}
 	now, err := e.rack.Disk(ctx, disk.VolumeID)
 	if err != nil {
@@ -146,11 +167,8 @@ func (e *Engine) confirmAttached(ctx context.Context, disk rack.Disk) (rack.Disk
 	}
 	if now.InstanceID != disk.InstanceID {
 		return rack.Disk{}, fmt.Errorf(
-			"the disk of volume %s was just detached from instance %s, repeat the request: %w",
-			disk.VolumeID,
-			disk.InstanceID,
-			ErrPlanned,
-		)
+			"the disk of volume %s was just detached from instance %s: %w: repeat the request",
+			disk.VolumeID, disk.InstanceID, ErrPlanned)
 	}
 	e.CancelAttachRequest(disk.VolumeID, "")
 	return now, nil
@@ -161,7 +179,7 @@ func (e *Engine) requestAfterRestart(disk rack.Disk, r record.Restart) error {
 	e.watchEnd(r)
 	e.addRequest(disk, disk.InstanceID)
 	stage, kind := string(stagePlanned), ErrPlanned
-	if status := e.status(disk.InstanceID); status.reason == ReasonUnderWay {
+	if status := e.status(disk.InstanceID); status.reason == rpc.ReasonUnderWay {
 		stage, kind = status.message(), planned(status)
 	}
 	return fmt.Errorf(
@@ -188,6 +206,9 @@ func (e *Engine) requestAttach(
 	}
 	if err != nil {
 		return err
+	}
+	if disk.InstanceID == "" {
+		e.setBlocked(disk.VolumeID, "")
 	}
 	request := e.addRequest(disk, instanceID)
 	if disk.InstanceID != "" {

@@ -125,20 +125,6 @@ func (e *Engine) readRecords(ctx context.Context) (recordSet, error) {
 	return b, nil
 }
 
-// Restarting returns a function that reports whether a restart of an instance is under way. records are all records of
-// a rack.
-func Restarting(records []record.Record, cluster string) func(instanceID string) bool {
-	instances := map[string]bool{}
-	restarts, newer := record.Restarts.In(records, cluster)
-	for _, r := range restarts {
-		instances[r.Instance] = true
-	}
-	for _, n := range newer {
-		instances[n.Fields.Instance] = true
-	}
-	return func(instanceID string) bool { return instances[instanceID] }
-}
-
 // createRestart creates a restart's record. It returns false if another process has created it first.
 func (e *Engine) createRestart(ctx context.Context, r record.Restart) (record.Restart, bool, error) {
 	made, err := record.Restarts.Create(ctx, e.rack, r)

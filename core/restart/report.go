@@ -8,6 +8,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
 
@@ -16,7 +17,7 @@ type Observation struct {
 	// DisksWaiting counts the disks that wait for a restart.
 	DisksWaiting int
 	// InstancesWaiting counts the instances that need a restart which has not started, for each reason.
-	InstancesWaiting map[Reason]int
+	InstancesWaiting map[rpc.RestartReason]int
 	// InFlight counts the restarts that this process holds.
 	InFlight int
 	// Ended is Restarted or Refused if a restart has just ended, else "".
@@ -57,17 +58,8 @@ func (e *Engine) reportProblem(ctx context.Context, h *heldRestart, event orches
 		return
 	}
 	h.reported = event.Reason
-	e.opts.Log.Error(
-		"restart problem",
-		"node_id",
-		h.record.Instance,
-		"restart_id",
-		h.record.ID,
-		"reason",
-		event.Reason,
-		"problem",
-		message,
-	)
+	e.opts.Log.Error("restart problem", "node_id", h.record.Instance, "restart_id", h.record.ID, "reason", event.Reason,
+		"problem", message)
 	e.sendReport(ctx, h, orchestrator.Report{Event: event, Message: message})
 }
 
@@ -76,12 +68,6 @@ func (e *Engine) sendReport(ctx context.Context, h *heldRestart, report orchestr
 		return
 	}
 	if err := e.orchestrator.report(ctx, h, report); err != nil {
-		e.opts.Log.Warn(
-			"could not deliver a report about a node",
-			"node_id",
-			h.record.Instance,
-			"error",
-			err.Error(),
-		)
+		e.opts.Log.Warn("could not deliver a report about a node", "node_id", h.record.Instance, "error", err.Error())
 	}
 }

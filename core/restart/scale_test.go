@@ -124,7 +124,6 @@ func firstTickPlans(t *testing.T, latency time.Duration, instances, disks, waiti
 			r,
 			Options{
 				Cluster:  "prod",
-				Policy:   Allow,
 				Shutdown: Hard,
 				MaxDown:  1,
 				MaxDisks: 12,
@@ -214,7 +213,7 @@ func (r *deferringRack) DeleteRecord(ctx context.Context, id string) error {
 func TestSweepOfManyRecordsEndsInOneTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &deferringRack{slowRack: slowRack{latency: 50 * time.Millisecond}}
-		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+		e := New(r, Options{Cluster: "prod", Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		for i := range 5000 {
 			disk := rack.Disk{
 				VolumeID: uuid.NewString(), ID: rack.DiskID(uuid.NewString()), State: rack.Attached, InstanceID: "instance",

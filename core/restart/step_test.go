@@ -167,11 +167,12 @@ func TestOwnersStopDuringAGivenUpRestart(t *testing.T) {
 // justStarted is a rack with an instance that its owner has just started.
 type justStarted struct {
 	takenOver
+	since time.Time
 	stops int
 }
 
 func (r *justStarted) Instance(context.Context, string) (rack.Instance, error) {
-	return rack.Instance{ID: "i", RunState: rack.Running, RunStateSince: time.Now()}, nil
+	return rack.Instance{ID: "i", RunState: rack.Running, RunStateSince: r.since}, nil
 }
 
 func (r *justStarted) Disk(context.Context, string) (rack.Disk, error) {
@@ -187,7 +188,7 @@ func (r *justStarted) StopInstance(context.Context, string) error {
 func TestOwnersStartBeforeAPlannedRestart(t *testing.T) {
 	for _, wasStopped := range []bool{false, true} {
 		kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Stored: record.Record{ID: "r"}}
-		r := &justStarted{}
+		r := &justStarted{since: time.Now()}
 		r.records = []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}
 		e := New(r, Options{
 			Cluster: "prod", MaxDown: 1, MaxDisks: 8, Shutdown: Hard, Log: slog.New(slog.DiscardHandler),
@@ -426,11 +427,11 @@ func (r *takenOver) Instance(context.Context, string) (rack.Instance, error) {
 
 func (r *takenOver) InstanceDisks(context.Context, string) ([]rack.Disk, error) { return nil, nil }
 
-func (r *takenOver) StartInstance(context.Context, string) error {
+func (r *takenOver) StartInstance(_ context.Context, id string) (rack.Instance, error) {
 	if r.started.IsZero() {
 		r.started = time.Now()
 	}
-	return nil
+	return rack.Instance{ID: id, RunState: "starting"}, nil
 }
 
 // The detaching record of a process that has ended is removed, also by a controller without a grace period: publishing
@@ -456,7 +457,7 @@ func TestTakeoverWaitsForLateCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := record.Restart{Cluster: "prod", ID: "1", Instance: "i", Holder: "another", MayStop: true}
 		r := &takenOver{records: []record.Record{{ID: "r", Name: restartName("prod", 0, 1), Text: restartText(kept)}}}
-		e := New(r, Options{Cluster: "prod", Policy: Allow, Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
+		e := New(r, Options{Cluster: "prod", Shutdown: Hard, MaxDown: 1, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		go e.Run(ctx)

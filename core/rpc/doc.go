@@ -3,5 +3,6 @@
 // file, You can obtain one at https://mozilla.org/MPL/2.0/.
 
 // Package rpc has the parts of RPCs that the Controller and the Node service share: errors with gRPC codes, checks of
-// requests, the keys of contexts and parameters, the topology, and how long an RPC may wait.
+// requests, the keys of contexts and parameters, the topology, how long an RPC may wait, and what a controller tells
+// the commands of oxide-csi beside CSI.
 package rpc

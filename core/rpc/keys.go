@@ -15,7 +15,7 @@ const ManifestClusterID = "clusterID"
 
 // Keys of gRPC metadata. With MetadataAskRestarts, and any value, the commands of oxide-csi ask ListVolumes and
 // ControllerGetVolume for planned restarts. The controller answers in MetadataRestarts with a JSON array of
-// restart.Restart. It does not answer in attach mode hot.
+// [Restart]. In attach mode hot it answers only if an instance must be stopped.
 const (
 	MetadataAskRestarts = "oxide-csi-ask-restarts"
 	MetadataRestarts    = "oxide-csi-restarts-bin"
@@ -60,10 +60,6 @@ const (
 	DeferredForRestart = "restart" // the instance's next stop or restart
 	DeferredForAnother = "another" // another process or another call, which detaches the disk just now
 )
-
-// MetadataCheckCreate is a key of gRPC metadata of GetCapacity. With it, and any value, the command oxide-csi volume
-// create --dry-run asks whether a volume with the request's parameters could be created, and how large it could be.
-const MetadataCheckCreate = "oxide-csi-check-create"
 
 // MetadataOwnFilesystem is a key of gRPC metadata of NodeStageVolume. With it, and any value, the command oxide-csi
 // volume mount repeats a stage with the contexts of an earlier one, because no controller answers. What they say may be

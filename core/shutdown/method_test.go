@@ -208,7 +208,7 @@ func TestSystemdWithoutBusOrManager(t *testing.T) {
 	if err := without.Check(
 		t.Context(),
 	); err == nil ||
-		!strings.Contains(err.Error(), "systemd does not answer on the system bus: ") {
+		!strings.Contains(err.Error(), "systemd does not respond on the system bus: ") {
 		t.Error(err)
 	}
 	if err := without.PowerOff(t.Context()); err == nil {

@@ -46,7 +46,7 @@ func (s Systemd) Check(ctx context.Context) error {
 		CallWithContext(ctx, get, 0, manager+".Manager", "Version").
 		Err; err != nil {
 		return fmt.Errorf(
-			"systemd does not answer on the system bus: %w; check that it is the guest's process 1, or set --restart-poweroff for this guest",
+			"systemd does not respond on the system bus: %w; check that it is the guest's process 1, or set --restart-poweroff for this guest",
 			err,
 		)
 	}

@@ -57,7 +57,7 @@ func Listen(path string) (*Listener, error) {
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: check that its folder exists and is writable", path, err)
+		return nil, fmt.Errorf("listen on %s: %w: check that its directory exists and is writable", path, err)
 	}
 	l := &Listener{UnixListener: listener, TookOver: tookOver, path: path}
 	if err := os.Chmod(path, mode); err != nil {
@@ -91,7 +91,7 @@ func (l *Listener) WaitForChange(ctx context.Context) {
 func (l *Listener) CheckFile() error {
 	// The kernel does not use the number of the inode again while the socket is open.
 	if file, err := os.Lstat(l.path); err != nil || !os.SameFile(file, l.file) {
-		return fmt.Errorf("the socket %s was removed or replaced: check which other program writes there", l.path)
+		return fmt.Errorf("the socket %s was removed or replaced: check which other process writes there", l.path)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (l *Listener) CheckLive(ctx context.Context) error {
 		err = ask(ctx, conn)
 	}
 	if err != nil {
-		return fmt.Errorf("no RPC is answered on %s: %w", l.path, err)
+		return fmt.Errorf("no RPC gets a response on %s: %w", l.path, err)
 	}
 	return nil
 }

@@ -152,7 +152,7 @@ func TestListen(t *testing.T) {
 		if _, err := socket.Listen(
 			path,
 		); err == nil || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) ||
-			!strings.Contains(err.Error(), "folder exists") {
+			!strings.Contains(err.Error(), "directory exists") {
 			t.Errorf("error %v", err)
 		}
 	})

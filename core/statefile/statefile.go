@@ -14,7 +14,7 @@ import (
 )
 
 // ErrFolder means that a file of the state folder cannot be read, written, locked or removed.
-var ErrFolder = fault.StateFolderUnusable.New("state folder cannot be used")
+var ErrFolder = fault.StateFolderUnusable.New("state directory cannot be used")
 
 // Write replaces the file at path and makes its folder if it is missing. A reader sees the old content or the whole new
 // content, also after the plugin was killed and after a power cut. The new content is in stable storage when Write

@@ -49,8 +49,8 @@ func main() {
 	syscall.Umask(0o022) // the modes of files below -root do not depend on the builder's umask
 	opts := options{labels: map[string]string{}, system: "/"}
 	flag.StringVar(&opts.output, "o", "image.tar", "archive to write")
-	flag.StringVar(&opts.layout, "oci", "", "new folder for the image as an OCI layout, beside the archive")
-	flag.StringVar(&opts.root, "root", "", "new folder for the image's files, instead of an image")
+	flag.StringVar(&opts.layout, "oci", "", "new directory for the image as an OCI layout, beside the archive")
+	flag.StringVar(&opts.root, "root", "", "new directory for the image's files, instead of an image")
 	flag.StringVar(&opts.program, "program", "", "static program to run")
 	flag.StringVar(&opts.tag, "tag", "", "name of the image, with its tag")
 	flag.StringVar(&opts.user, "user", "", "user to run as; root if empty")

@@ -1,5 +1,5 @@
 # The controller: it calls the rack's API and runs on any client. There is one: Nomad sends each call to any of several
-# controllers, so nothing would be in order between them (docs/explanation/two-controllers.md). Nomad runs it elsewhere
+# controllers, so nothing would be in order between them (docs/explanation/controller.md). Nomad runs it elsewhere
 # when its client is lost.
 #
 # The rack's token is a Nomad variable at nomad/jobs/<name of this job>. This job can read it, and so can all who may
@@ -70,7 +70,7 @@ variable "max_disks" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes. With ACLs, restart and plan need the policies policies/restart-*"
+  description = "hot; or restart, for planned restarts. The same for controller and nodes. With ACLs, restart needs the policies policies/restart-*"
 }
 
 variable "detach_grace" {

@@ -72,12 +72,6 @@ variable "memory_max" {
   description = "with raw_exec: the limit in MiB, or -1 for none; if the scheduler allows no memory oversubscription, Nomad warns, and memory is the limit"
 }
 
-variable "attach_mode" {
-  type        = string
-  default     = "hot"
-  description = "hot; or plan, which only reports the restarts that are needed. A monolith does not restart its own instance. With ACLs, plan needs the policies policies/restart-*"
-}
-
 variable "detach_grace" {
   type        = string
   default     = ""
@@ -115,6 +109,10 @@ job "oxide-csi" {
     network {
       port "http" {}
     }
+
+    # A drain by force ends this job together with the jobs that use volumes. For this time the plugin still unmounts for
+    # them. Jobs with a longer kill_timeout need -ignore-system.
+    shutdown_delay = "15s"
 
     # Without the plugin no volume can be attached or mounted.
     restart {
@@ -183,12 +181,8 @@ job "oxide-csi" {
           # container to the memory that the task reserves.
           memory_hard_limit = 1048576
 
-          # The node's image has no certificates, so the plugin uses the client's. A planned restart powers the guest off
-          # through D-Bus.
-          volumes = concat(
-            ["/etc/ssl/certs:/etc/ssl/certs:ro", "${var.state_dir}:${var.state_dir}"],
-            var.attach_mode != "hot" ? ["/run/dbus:/run/dbus:ro"] : [],
-          )
+          # The node's image has no certificates, so the plugin uses the client's.
+          volumes = ["/etc/ssl/certs:/etc/ssl/certs:ro", "${var.state_dir}:${var.state_dir}"]
         }
       }
 
@@ -206,7 +200,6 @@ job "oxide-csi" {
         OXIDE_CSI_CLUSTER_ID    = var.cluster_id
         OXIDE_RACK              = "${meta.oxide.rack}"
         OXIDE_CSI_MAX_DISKS     = var.max_disks
-        OXIDE_CSI_ATTACH_MODE   = var.attach_mode
         OXIDE_CSI_STATE_DIR     = var.state_dir
         OXIDE_CSI_DETACH_GRACE  = var.detach_grace
         OXIDE_CSI_HTTP_ENDPOINT = "${var.http_address}:${NOMAD_PORT_http}"

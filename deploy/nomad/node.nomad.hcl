@@ -67,7 +67,7 @@ variable "memory_max" {
 variable "attach_mode" {
   type        = string
   default     = "hot"
-  description = "hot; restart, for planned restarts; or plan, which only reports them. The same for controller and nodes. With ACLs, restart and plan need the policies policies/restart-*"
+  description = "hot; or restart, for planned restarts. The same for controller and nodes. With ACLs, restart needs the policies policies/restart-*"
 }
 
 variable "http_address" {
@@ -116,6 +116,10 @@ job "oxide-csi-node" {
     disconnect {
       lost_after = "24h"
     }
+
+    # A drain by force ends this job together with the jobs that use volumes. For this time the plugin still unmounts for
+    # them. Jobs with a longer kill_timeout need -ignore-system.
+    shutdown_delay = "15s"
 
     # Restarts it at once: no volume can be mounted while it is down, and the default delay of a system job is 15 s.
     restart {

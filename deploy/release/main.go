@@ -36,7 +36,7 @@ import (
 
 func main() {
 	var r release
-	flag.StringVar(&r.folder, "o", "dist", "new folder for the release")
+	flag.StringVar(&r.folder, "o", "dist", "new directory for the release")
 	flag.StringVar(&r.tag, "version", "", "version, beginning with v")
 	flag.StringVar(&r.ldflags, "ldflags", "", "flags of Go's linker")
 	flag.StringVar(&r.imageFlags, "image-flags", "", "flags of deploy/image")

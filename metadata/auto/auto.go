@@ -158,11 +158,10 @@ func (p *Provider) ask(ctx context.Context, source Source, f *result) error {
 		f.failed = append(f.failed, failure{source, err})
 		return nil
 	case said.ID != "" && f.ID != "" && said.ID != f.ID && !f.explicit:
-		return &metadata.Error{
-			Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
-			What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", f.idFrom, f.ID, source.Name, said.ID),
-			Next: "find out which is right (the rack lists its instances) and correct the other, or set --instance-id",
-		}
+		return metadata.Invalid(
+			fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", f.idFrom, f.ID, source.Name, said.ID),
+			metadata.ErrConflict,
+			"find out which is right (the rack lists its instances) and correct the other, or set --instance-id")
 	}
 	p.compare("instance ID", f.ID, f.idFrom, said.ID, source.Name)
 	p.compare("rack", f.Rack, f.rackFrom, said.Rack, source.Name)
@@ -173,17 +172,8 @@ func (p *Provider) ask(ctx context.Context, source Source, f *result) error {
 // compare logs a warning if a source has another value than the one in use.
 func (p *Provider) compare(what, used, from, said, by string) {
 	if used != "" && said != "" && used != said && p.isNews(what+" of "+by, used+" "+said) {
-		p.options.Log.Warn(
-			"metadata: two sources differ about the "+what,
-			"used",
-			used,
-			"from",
-			from,
-			"not_used",
-			said,
-			"by",
-			by,
-		)
+		p.options.Log.Warn("metadata: two sources differ about the "+what, "used", used, "from", from, "not_used", said, "by",
+			by)
 	}
 }
 
@@ -193,11 +183,7 @@ func (f *result) noInstanceID(ctx context.Context) error {
 	if len(f.failed) == 1 {
 		return f.failed[0].err
 	}
-	e := &metadata.Error{
-		Kind:  metadata.ErrInvalid,
-		Cause: ctx.Err(),
-		Next:  "repair one of the sources, or set --instance-id (OXIDE_INSTANCE_ID)",
-	}
+	e := metadata.Invalid("", ctx.Err(), "repair one of the sources, or set --instance-id (OXIDE_INSTANCE_ID)")
 	reasons := make([]string, len(f.failed))
 	for i, failed := range f.failed {
 		reasons[i] = failed.Name + ": " + failed.err.Error()
@@ -230,19 +216,19 @@ func (p *Provider) checkRack(f result) error {
 	case len(p.options.Racks) < 2 || slices.Contains(p.options.Racks, f.Rack):
 		return nil
 	case f.Rack == "":
-		return &metadata.Error{
-			Kind: metadata.ErrNotReady,
-			What: fmt.Sprintf("%s knows the instance, but no source names its rack, and the configuration has several (%s)",
+		return metadata.NotReady(
+			fmt.Sprintf("%s knows the instance, but no source names its rack, and the configuration has several (%s)",
 				f.idFrom, strings.Join(p.options.Racks, ", ")),
-			Next: "name the rack where a source reads it, such as the Node's label, or set --rack (OXIDE_RACK)",
-		}
+			nil,
+			"name the rack where a source reads it, such as the Node's label, or set --rack (OXIDE_RACK)",
+		)
 	}
-	return &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("%s says that this node is on rack %q, and the configuration has only %s",
+	return metadata.NotReady(
+		fmt.Sprintf("%s says that this node is on rack %q, and the configuration has only %s",
 			f.rackFrom, f.Rack, strings.Join(p.options.Racks, ", ")),
-		Next: "correct the name there, or add the rack to the configuration",
-	}
+		nil,
+		"correct the name there, or add the rack to the configuration",
+	)
 }
 
 // logSources logs which sources answered, and why the others did not.
@@ -251,18 +237,13 @@ func (p *Provider) logSources(f result) {
 	if rackFrom == "" {
 		rackFrom = "configuration"
 	}
-	if p.isNews("answer", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
+	if p.isNews("identity", f.ID+" "+f.idFrom+" "+f.Rack+" "+rackFrom) {
 		p.options.Log.Info("metadata: sources", "instance_id_from", f.idFrom, "rack_from", rackFrom)
 	}
 	for _, failed := range f.failed {
 		if p.isNews(failed.Name, failed.err.Error()) {
-			p.options.Log.Info(
-				"metadata: a source did not answer and is not needed",
-				"source",
-				failed.Name,
-				"reason",
-				failed.err,
-			)
+			p.options.Log.Info("metadata: a source did not respond and is not needed", "source", failed.Name, "reason",
+				failed.err)
 		}
 	}
 }

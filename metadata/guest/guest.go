@@ -61,9 +61,7 @@ func New(options Options) *Provider {
 // Instance implements [metadata.Provider].
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	if err := ctx.Err(); err != nil {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "the firmware was not read", Cause: err, Next: "try again",
-		}
+		return metadata.Instance{}, metadata.NotReady("the firmware was not read", err, "try again")
 	}
 	if err := p.checkVendor(); err != nil {
 		return metadata.Instance{}, err
@@ -82,11 +80,10 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 type foundID struct{ id, path string }
 
 func conflict(a, b foundID) error {
-	return &metadata.Error{
-		Kind: metadata.ErrInvalid, Cause: metadata.ErrConflict,
-		What: fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", a.path, a.id, b.path, b.id),
-		Next: "find out which is right (the rack lists its instances) and remove the other, or set --instance-id",
-	}
+	return metadata.Invalid(
+		fmt.Sprintf("%s says that this is instance %s, and %s that it is %s", a.path, a.id, b.path, b.id),
+		metadata.ErrConflict,
+		"find out which is right (the rack lists its instances) and remove the other, or set --instance-id")
 }
 
 // dmi is the path of one of the firmware's values.
@@ -100,18 +97,16 @@ func (p *Provider) checkVendor() error {
 	found, err := readLine(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return &metadata.Error{
-			Kind: metadata.ErrInvalid,
-			What: "the firmware tells nothing: there is no " + path,
-			Next: "check that the plugin sees the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
-		}
+		return metadata.Invalid(
+			"the firmware tells nothing: there is no "+path,
+			nil,
+			"check that the plugin sees the host's /sys and that this is an Oxide instance, or choose another source by --metadata",
+		)
 	case err != nil:
 		return unreadable(path, err)
 	case found != vendor:
-		return &metadata.Error{
-			Kind: metadata.ErrInvalid, What: fmt.Sprintf("this is no Oxide instance: %s is %.40q, not %q", path, found, vendor),
-			Next: "choose another source by --metadata, or set --instance-id",
-		}
+		return metadata.Invalid(fmt.Sprintf("this is no Oxide instance: %s is %.40q, not %q", path, found, vendor), nil,
+			"choose another source by --metadata, or set --instance-id")
 	}
 	return nil
 }
@@ -126,12 +121,7 @@ func (p *Provider) firmwareID() (foundID, error) {
 	}
 	if text != "" {
 		if uuid.id, err = metadata.ParseInstanceID(text); err != nil {
-			return foundID{}, &metadata.Error{
-				Kind:  metadata.ErrInvalid,
-				What:  uuid.path,
-				Cause: err,
-				Next:  "set --instance-id, and report this to the rack's operator",
-			}
+			return foundID{}, metadata.Invalid(uuid.path, err, "set --instance-id, and report this to the rack's operator")
 		}
 	}
 	if text, err = readLine(serial.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -142,11 +132,9 @@ func (p *Provider) firmwareID() (foundID, error) {
 	}
 	switch {
 	case uuid.id == "" && serial.id == "":
-		return foundID{}, &metadata.Error{
-			Kind: metadata.ErrInvalid,
-			What: fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path),
-			Next: "set --instance-id, or choose another source by --metadata",
-		}
+		return foundID{}, metadata.Invalid(
+			fmt.Sprintf("the firmware names no instance: neither %s nor %s holds a UUID", uuid.path, serial.path), nil,
+			"set --instance-id, or choose another source by --metadata")
 	case uuid.id == "":
 		return serial, nil
 	case serial.id != "" && serial.id != uuid.id:
@@ -187,7 +175,7 @@ func (p *Provider) cloudInitID() foundID {
 
 // unreadable turns an error of reading a file into a [metadata.Error].
 func unreadable(path string, err error) error {
-	e := &metadata.Error{Kind: metadata.ErrInvalid, What: "read " + path, Cause: err, Next: "check what is mounted there"}
+	e := metadata.Invalid("read "+path, err, "check what is mounted there")
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}

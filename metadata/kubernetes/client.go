@@ -64,10 +64,8 @@ func (c *Client) connect() (*connection, error) {
 	}
 	connected, err := newConnection(config)
 	if err != nil {
-		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "use the credentials in " + c.Options.source(), Cause: oneLine(err),
-			Next: "repair them, or name a kubeconfig file by --kubeconfig",
-		}
+		return nil, metadata.Invalid("use the credentials in "+c.Options.source(), oneLine(err),
+			"repair them, or name a kubeconfig file by --kubeconfig")
 	}
 	c.connected = connected
 	return connected, nil
@@ -134,12 +132,12 @@ func GetNode(what, name string) Request {
 
 // NoNode is the error for a Node that does not exist.
 func NoNode(name string) error {
-	return &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("get Node %q: HTTP %d", name, http.StatusNotFound),
-		Next: "check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, " +
+	return metadata.NotReady(
+		fmt.Sprintf("get Node %q: HTTP %d", name, http.StatusNotFound),
+		nil,
+		"check that --node-name (OXIDE_CSI_NODE_NAME) is the Node's name, spec.nodeName of the pod, "+
 			"and that the kubelet has registered",
-	}
+	)
 }
 
 // Object is the part that all objects have.
@@ -230,12 +228,7 @@ func (c *Client) stream(ctx context.Context, r Request) (io.ReadCloser, error) {
 // prepare makes a request of client-go.
 func (c *Client) prepare(ctx context.Context, r Request) (*connection, *rest.Request, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, &metadata.Error{
-			Kind:  metadata.ErrNotReady,
-			What:  r.What + ": not sent",
-			Cause: err,
-			Next:  "try again",
-		}
+		return nil, nil, metadata.NotReady(r.What+": not sent", err, "try again")
 	}
 	connected, err := c.connect()
 	if err != nil {
@@ -280,10 +273,7 @@ func (c *Client) requestError(ctx context.Context, connected *connection, r Requ
 	if status == 0 {
 		return c.connectionError(ctx, connected, err)
 	}
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf("%s from %s: HTTP %d", r.What, connected.server, status),
-	}
+	e := metadata.NotReady(fmt.Sprintf("%s from %s: HTTP %d", r.What, connected.server, status), nil, "")
 	switch {
 	case status == http.StatusUnauthorized:
 		e.Kind = metadata.ErrInvalid
@@ -291,11 +281,8 @@ func (c *Client) requestError(ctx context.Context, connected *connection, r Requ
 			": check that they have not expired and are for this cluster"
 	case status == http.StatusForbidden:
 		e.Kind = metadata.ErrInvalid
-		e.Next = fmt.Sprintf(
-			"grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)",
-			r.Verb,
-			r.Resource,
-		)
+		e.Next = fmt.Sprintf("grant the plugin's service account the verb %q on %q (a ClusterRole and its binding)", r.Verb,
+			r.Resource)
 	case status == http.StatusGone, status == http.StatusConflict, status == http.StatusUnprocessableEntity:
 		e.What, e.Next = e.What+", the object was changed meanwhile", "try again"
 	case status == http.StatusTooManyRequests || status >= 500:
@@ -308,10 +295,8 @@ func (c *Client) requestError(ctx context.Context, connected *connection, r Requ
 
 // connectionError turns an error of connecting to the API server, or of getting credentials, into a [metadata.Error].
 func (c *Client) connectionError(ctx context.Context, connected *connection, err error) error {
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "connect to the Kubernetes API server " + connected.server, Cause: oneLine(err),
-		Next: "check that it runs and can be reached from here",
-	}
+	e := metadata.NotReady("connect to the Kubernetes API server "+connected.server, oneLine(err),
+		"check that it runs and can be reached from here")
 	var untrusted *tls.CertificateVerificationError
 	var unknown x509.UnknownAuthorityError
 	program, credentials := strings.CutPrefix(oneLine(err).Error(), "getting credentials: ")
@@ -338,10 +323,8 @@ func (c *Client) UnexpectedAnswer(r Request) error {
 	if err != nil {
 		return err
 	}
-	return &metadata.Error{
-		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s: unexpected answer from %s", r.What, connected.server),
-		Next: "check that this is the address of a Kubernetes API server",
-	}
+	return metadata.Invalid(fmt.Sprintf("%s: unexpected response from %s", r.What, connected.server), nil,
+		"check that this is the address of a Kubernetes API server")
 }
 
 // oneLine returns the error without the request's URL, on one line.

@@ -65,10 +65,8 @@ func (o Options) config() (*rest.Config, error) {
 // inCluster is the configuration of a pod with a service account.
 func (o Options) inCluster() (*rest.Config, error) {
 	if o.Host == "" {
-		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set",
-			Next: "name a kubeconfig file by --kubeconfig, or choose another source by --metadata",
-		}
+		return nil, metadata.Invalid("this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST is not set", nil,
+			"name a kubeconfig file by --kubeconfig, or choose another source by --metadata")
 	}
 	port := o.Port
 	if port == "" {
@@ -87,15 +85,11 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 	var path *fs.PathError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "read the kubeconfig " + file, Cause: pathless(err),
-			Next: "check the path, and that the program that writes this file has run",
-		}
+		return nil, metadata.NotReady("read the kubeconfig "+file, pathless(err),
+			"check the path, and that the program that writes this file has run")
 	case errors.As(err, &path):
-		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "read the kubeconfig " + file, Cause: path.Err,
-			Next: "name a file that the plugin may read by --kubeconfig",
-		}
+		return nil, metadata.Invalid("read the kubeconfig "+file, path.Err,
+			"name a file that the plugin may read by --kubeconfig")
 	case err != nil:
 		// The decoder's error may quote the file, which holds secrets.
 		err = errors.New("it is not a kubeconfig file in YAML")
@@ -110,18 +104,12 @@ func fromKubeconfig(file string) (*rest.Config, error) {
 		err = checkServer(config.Host)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &metadata.Error{
-			Kind:  metadata.ErrNotReady,
-			What:  "wait for a file that the kubeconfig " + file + " names",
-			Cause: oneLine(err),
-			Next:  "check its path, and that the program that writes it has run",
-		}
+		return nil, metadata.NotReady("wait for a file that the kubeconfig "+file+" names", oneLine(err),
+			"check its path, and that the program that writes it has run")
 	}
 	if err != nil {
-		return nil, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "the kubeconfig " + file + " cannot be used", Cause: oneLine(err),
-			Next: "repair it, or name another one by --kubeconfig",
-		}
+		return nil, metadata.Invalid("the kubeconfig "+file+" cannot be used", oneLine(err),
+			"repair it, or name another one by --kubeconfig")
 	}
 	if config.ExecProvider != nil {
 		config.ExecProvider.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
@@ -158,10 +146,8 @@ func checkToken(file string) error {
 	if err == nil && len(bytes.TrimSpace(token)) > 0 {
 		return nil
 	}
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "wait for the token in " + file, Cause: pathless(err),
-		Next: "check the pod's service account, and that automountServiceAccountToken is not false",
-	}
+	e := metadata.NotReady("wait for the token in "+file, pathless(err),
+		"check the pod's service account, and that automountServiceAccountToken is not false")
 	if errors.Is(err, fs.ErrPermission) {
 		e.Kind, e.What = metadata.ErrInvalid, "read the token in "+file
 		e.Next = "make it readable for the plugin's user"

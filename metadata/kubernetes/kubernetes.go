@@ -4,10 +4,8 @@
 
 // Package kubernetes is the plugin's client of Kubernetes.
 //
-//   - [Provider] is the metadata provider. It reads the Node on which the plugin runs.
-//   - [Node] removes the startup taint of that Node, and sees when the Node is given up.
-//   - [Listener] and [Restarts] are the node's and the controller's half of planned restarts.
-//   - [Self] publishes events of the plugin's own pod.
+// [Provider] is the metadata provider. It reads the Node on which the plugin runs. [Client] and [Watch] are what
+// package orchestrator/kubernetes calls the API server with.
 //
 // # Rights
 //
@@ -35,7 +33,7 @@
 // # Load
 //
 // A node does not poll. While the plugin waits for something on its Node, it keeps one watch of that Node open, which
-// the API server serves from memory. See [Provider.Follow], [Node.Follow] and [Listener.Changes].
+// the API server serves from memory, see [Watch].
 //
 // # Weight
 //
@@ -69,7 +67,7 @@ const (
 
 // Options says which Node this is and how to reach the API server.
 type Options struct {
-	// NodeName is the name of the Node. Required, except for [Restarts].
+	// NodeName is the name of the Node. Required, except for what a controller calls.
 	NodeName string
 	// Kubeconfig is the path of a kubeconfig file. Empty means the pod's own service account.
 	Kubeconfig string
@@ -93,9 +91,7 @@ type Provider struct {
 // New makes a provider. It does no I/O.
 func New(options Options) *Provider {
 	c := NewClient(options)
-	return &Provider{
-		Client: c, node: &Watch[node]{Client: c, Collection: Nodes, Resource: "nodes", Kind: "Node"},
-	}
+	return &Provider{Client: c, node: &Watch[node]{Client: c, Collection: Nodes, Resource: "nodes", Kind: "Node"}}
 }
 
 // Follow implements [metadata.Follower].
@@ -153,11 +149,8 @@ func (p *Provider) instanceOf(n node) (metadata.Instance, error) {
 	}
 	if rack != "" {
 		if err := metadata.CheckRack(rack); err != nil {
-			return metadata.Instance{}, p.invalid(
-				p.Options.RackLabel,
-				err,
-				"set it to the name that the controller uses for this rack, or name another label by --rack-label",
-			)
+			return metadata.Instance{}, p.invalid(p.Options.RackLabel, err,
+				"set it to the name that the controller uses for this rack, or name another label by --rack-label")
 		}
 	}
 	return metadata.Instance{ID: id, Rack: rack}, nil
@@ -215,12 +208,7 @@ func (p *Provider) labelOrAnnotation(n node, name string) (string, error) {
 
 // invalid is the error for a value of the Node that cannot be used.
 func (p *Provider) invalid(what string, cause error, next string) error {
-	return &metadata.Error{
-		Kind:  metadata.ErrInvalid,
-		What:  fmt.Sprintf("%s of Node %q", what, p.Options.NodeName),
-		Cause: cause,
-		Next:  next,
-	}
+	return metadata.Invalid(fmt.Sprintf("%s of Node %q", what, p.Options.NodeName), cause, next)
 }
 
 // noID is the error for a Node that names no instance.
@@ -228,28 +216,21 @@ func (p *Provider) noID(n node) error {
 	if n.awaitsCloudController() {
 		return p.notInitialized()
 	}
-	return &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf(
-			"Node %q has no provider ID, no label %s and no system UUID",
-			p.Options.NodeName,
-			InstanceLabel,
-		),
-		Next: "check that the Oxide cloud controller manager runs and that the kubelet has " +
+	return metadata.NotReady(
+		fmt.Sprintf("Node %q has no provider ID, no label %s and no system UUID", p.Options.NodeName, InstanceLabel),
+		nil,
+		"check that the Oxide cloud controller manager runs and that the kubelet has "+
 			"--cloud-provider=external, or set that label to the UUID of this instance",
-	}
+	)
 }
 
 func (p *Provider) notInitialized() error {
-	return &metadata.Error{
-		Kind: metadata.ErrNotReady,
-		What: fmt.Sprintf(
-			"wait for the cloud controller manager to initialise Node %q and remove its taint %s",
-			p.Options.NodeName,
-			uninitializedTaint,
-		),
-		Next: "check that the Oxide cloud controller manager runs, and its log",
-	}
+	return metadata.NotReady(
+		fmt.Sprintf("wait for the cloud controller manager to initialise Node %q and remove its taint %s", p.Options.NodeName,
+			uninitializedTaint),
+		nil,
+		"check that the Oxide cloud controller manager runs, and its log",
+	)
 }
 
 // read reads the Node, from memory if it is followed.

@@ -91,10 +91,10 @@ func TestNodes(t *testing.T) {
 		"two racks":              {node: node(providerID("oxide://"+idA), label(rack, "a"), annotation(rack, "b")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"bad rack name":          {node: node(providerID("oxide://"+idA), annotation(rack, "east/1")), kind: metadata.ErrInvalid, says: "oxide.computer/rack of Node"},
 		"no Node of that name":   {kind: metadata.ErrNotReady, says: "HTTP 404; check that --node-name"},
-		"another Node":           {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"not a Node":             {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"not JSON":               {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "unexpected answer from"},
-		"other types":            {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"another Node":           {node: node(in("metadata", "name", "worker-4")), kind: metadata.ErrInvalid, says: "unexpected response from"},
+		"not a Node":             {node: object{"kind": "Status"}, kind: metadata.ErrInvalid, says: "unexpected response from"},
+		"not JSON":               {node: "<html>log in</html>", kind: metadata.ErrInvalid, says: "unexpected response from"},
+		"other types":            {node: node(in("metadata", "labels", []any{})), kind: metadata.ErrInvalid, says: "unexpected response from"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := kubetest.NewServer(t)

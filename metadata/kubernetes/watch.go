@@ -112,10 +112,8 @@ func (w *Watch[T]) Get(ctx context.Context) (s State[T], followed bool) {
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
-		return State[T]{Err: &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "wait for the first list of " + w.what(), Cause: ctx.Err(),
-			Next: "check that the API server runs and can be reached from here",
-		}}, true
+		return State[T]{Err: metadata.NotReady("wait for the first list of "+w.what(), ctx.Err(),
+			"check that the API server runs and can be reached from here")}, true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -338,7 +336,5 @@ func (w *Watch[T]) errorEvent(r Request, text json.RawMessage) error {
 	if status.Code == http.StatusGone {
 		return errGone
 	}
-	return &metadata.Error{
-		Kind: metadata.ErrNotReady, What: fmt.Sprintf("%s: HTTP %d", r.What, status.Code), Next: "check the API server",
-	}
+	return metadata.NotReady(fmt.Sprintf("%s: HTTP %d", r.What, status.Code), nil, "check the API server")
 }

@@ -234,7 +234,7 @@ func TestFollowedProvider(t *testing.T) {
 					w.Version++
 					w.Events[allNodes] = append(w.Events[allNodes], kubetest.Event{Version: w.Version, Text: "<html>"})
 				})
-			}, metadata.ErrInvalid, "unexpected answer from"},
+			}, metadata.ErrInvalid, "unexpected response from"},
 		} {
 			step.change()
 			kubetest.Signal(t, step.name, changes)

@@ -32,10 +32,8 @@ func parseAddress(address string) (agentAddress, error) {
 			return agentAddress{}, errors.New("it names no absolute path of a socket, as unix:///path does")
 		case len(path) > maxSocketPath:
 			return agentAddress{}, fmt.Errorf(
-				"the path of its socket has %d bytes, more than the limit of %d: shorten Nomad's data_dir",
-				len(path),
-				maxSocketPath,
-			)
+				"the path of its socket has %d bytes, more than the limit of %d: shorten Nomad's data_dir", len(path),
+				maxSocketPath)
 		}
 		return agentAddress{url: "http://127.0.0.1", socket: path}, nil
 	}

@@ -19,7 +19,7 @@
 //
 // A job file that sets OXIDE_INSTANCE_ID = "${meta.oxide.instance_id}" does not need this provider: see package static.
 //
-// [Listener] and [Restarts] are the node's and the controller's half of planned restarts.
+// [Options.Call] is what package orchestrator/nomad calls the agent with.
 package nomad
 
 import (
@@ -70,15 +70,15 @@ func New(options Options) *Provider { return &Provider{options: options} }
 func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	instance, err := p.PartialInstance(ctx)
 	if err == nil && instance.ID == "" {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady,
-			What: "the metadata of this Nomad client has no key " + keyInstanceID,
-			Next: fmt.Sprintf(
+		return metadata.Instance{}, metadata.NotReady(
+			"the metadata of this Nomad client has no key "+keyInstanceID,
+			nil,
+			fmt.Sprintf(
 				"add meta { %q = \"<UUID of this instance>\" } to the client's configuration, or run: nomad node meta apply %s=<UUID>",
 				keyInstanceID,
 				keyInstanceID,
 			),
-		}
+		)
 	}
 	return instance, err
 }
@@ -101,22 +101,14 @@ func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, erro
 func instanceOf(meta map[string]string) (instance metadata.Instance, err error) {
 	if text, ok := meta[keyInstanceID]; ok {
 		if instance.ID, err = metadata.ParseInstanceID(text); err != nil {
-			return metadata.Instance{}, &metadata.Error{
-				Kind:  metadata.ErrInvalid,
-				What:  keyInstanceID + " in the metadata of this Nomad client",
-				Cause: err,
-				Next:  "set it to the UUID of this instance",
-			}
+			return metadata.Instance{}, metadata.Invalid(keyInstanceID+" in the metadata of this Nomad client", err,
+				"set it to the UUID of this instance")
 		}
 	}
 	if instance.Rack = meta[KeyRack]; instance.Rack != "" {
 		if err := metadata.CheckRack(instance.Rack); err != nil {
-			return metadata.Instance{}, &metadata.Error{
-				Kind:  metadata.ErrInvalid,
-				What:  KeyRack + " in the metadata of this Nomad client",
-				Cause: err,
-				Next:  "set it to the name that the controller uses for this rack",
-			}
+			return metadata.Instance{}, metadata.Invalid(KeyRack+" in the metadata of this Nomad client", err,
+				"set it to the name that the controller uses for this rack")
 		}
 	}
 	return instance, nil
@@ -131,10 +123,8 @@ func (o Options) token() (string, error) {
 	if token := strings.TrimSpace(string(text)); err == nil && token != "" {
 		return token, nil
 	}
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: "wait for the token in " + o.TokenFile,
-		Next: "check the path, and that the task has an identity block with file = true",
-	}
+	e := metadata.NotReady("wait for the token in "+o.TokenFile, nil,
+		"check the path, and that the task has an identity block with file = true")
 	if wrapped := (*fs.PathError)(nil); errors.As(err, &wrapped) {
 		e.Cause = wrapped.Err // The path is in What.
 	}
@@ -154,12 +144,12 @@ type Operation struct {
 	Policy string
 }
 
-var readMeta = Operation{What: "ask", Wrong: "the answer is no client metadata", Policy: `node { policy = "read" }`}
+var readMeta = Operation{What: "ask", Wrong: "the response is no client metadata", Policy: `node { policy = "read" }`}
 
 // Call sends a request to the agent, at its addresses in their order. If all fail, the error has the reason of each.
 func (o Options) Call(ctx context.Context, op Operation, ask func(*api.Client) error) error {
 	if err := ctx.Err(); err != nil {
-		return &metadata.Error{Kind: metadata.ErrNotReady, What: "Nomad was not asked", Cause: err, Next: "try again"}
+		return metadata.NotReady("Nomad was not asked", err, "try again")
 	}
 	token, err := o.token()
 	if err != nil {
@@ -208,21 +198,11 @@ func (o Options) callAt(
 		httpClient, err = o.client(at)
 	}
 	if err != nil {
-		return &metadata.Error{
-			Kind:  metadata.ErrInvalid,
-			What:  "the Nomad address cannot be used",
-			Cause: err,
-			Next:  "correct NOMAD_ADDR, or the files for TLS",
-		}
+		return metadata.Invalid("the Nomad address cannot be used", err, "correct NOMAD_ADDR, or the files for TLS")
 	}
 	client, err := api.NewClient(&api.Config{Address: at.url, SecretID: token, HttpClient: httpClient})
 	if err != nil {
-		return &metadata.Error{
-			Kind:  metadata.ErrInvalid,
-			What:  "the Nomad address cannot be used",
-			Cause: err,
-			Next:  "write http://host:port or unix:///path",
-		}
+		return metadata.Invalid("the Nomad address cannot be used", err, "write http://host:port or unix:///path")
 	}
 	if err := ask(client); err != nil {
 		return explain(ctx, address, op, err)
@@ -257,10 +237,8 @@ func (o Options) client(at agentAddress) (*http.Client, error) {
 // explain turns an error of a request into a [metadata.Error]. It leaves out the agent's message, which can contain the
 // token.
 func explain(ctx context.Context, address string, op Operation, err error) *metadata.Error {
-	e := &metadata.Error{
-		Kind: metadata.ErrNotReady, What: op.What + " the Nomad agent at " + address,
-		Next: "check that it runs on this machine and that the task may reach it",
-	}
+	e := metadata.NotReady(op.What+" the Nomad agent at "+address, nil,
+		"check that it runs on this machine and that the task may reach it")
 	var transport *url.Error
 	var untrusted *tls.CertificateVerificationError
 	var refused api.UnexpectedResponseError

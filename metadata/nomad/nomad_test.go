@@ -154,11 +154,11 @@ func TestAnswers(t *testing.T) {
 		"a busy agent":    {func(a *agent) { a.status = 429 }, metadata.Instance{}, metadata.ErrNotReady, "HTTP 429; check the agent's log"},
 		"a broken agent":  {func(a *agent) { a.status = 500 }, metadata.Instance{}, metadata.ErrNotReady, "HTTP 500; check the agent's log"},
 		"a redirect":      {func(a *agent) { a.status = 307 }, metadata.Instance{}, metadata.ErrInvalid, "HTTP 307"},
-		"HTML":            {func(a *agent) { a.text = "<html>canary</html>" }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
-		"another type":    {func(a *agent) { a.text = `{"Meta": "canary"}` }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
+		"HTML":            {func(a *agent) { a.text = "<html>canary</html>" }, metadata.Instance{}, metadata.ErrInvalid, "the response is no client metadata"},
+		"another type":    {func(a *agent) { a.text = `{"Meta": "canary"}` }, metadata.Instance{}, metadata.ErrInvalid, "the response is no client metadata"},
 		"half an answer":  {func(a *agent) { a.text = `{"Meta": {"oxide.instance_id": "` }, metadata.Instance{}, metadata.ErrNotReady, "unexpected EOF"},
 		"agent is down":   {func(a *agent) { a.Close() }, metadata.Instance{}, metadata.ErrNotReady, "connection refused; check that it runs on this machine"},
-		"a blank answer":  {func(a *agent) { a.text = " " }, metadata.Instance{}, metadata.ErrInvalid, "the answer is no client metadata"},
+		"a blank answer":  {func(a *agent) { a.text = " " }, metadata.Instance{}, metadata.ErrInvalid, "the response is no client metadata"},
 		"an empty object": {func(a *agent) { a.text = "{}" }, metadata.Instance{}, metadata.ErrNotReady, "has no key"},
 	} {
 		t.Run(name, func(t *testing.T) {

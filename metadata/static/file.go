@@ -124,12 +124,8 @@ func parse(file string, text []byte) (found map[string]value, unknown []string, 
 			return nil, nil, lineError(file, i, "has an unclosed quote, or text after the closing quote", "write "+key+"=value")
 		}
 		if first, twice := found[key]; twice && !sameValue(first.text, text) {
-			return nil, nil, lineError(
-				file,
-				i,
-				fmt.Sprintf("sets %s to another value than line %d", key, first.line),
-				"delete the wrong line",
-			)
+			return nil, nil, lineError(file, i, fmt.Sprintf("sets %s to another value than line %d", key, first.line),
+				"delete the wrong line")
 		}
 		found[key] = value{text: text, from: fmt.Sprintf("%s in %s line %d", key, file, i+1), line: i + 1}
 	}
@@ -154,5 +150,5 @@ func unquote(raw string) (string, bool) {
 }
 
 func lineError(file string, index int, what, next string) error {
-	return &metadata.Error{Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s line %d %s", file, index+1, what), Next: next}
+	return metadata.Invalid(fmt.Sprintf("%s line %d %s", file, index+1, what), nil, next)
 }

@@ -75,24 +75,18 @@ func (p *Provider) Instance(ctx context.Context) (metadata.Instance, error) {
 	case err != nil || instance.ID != "":
 		return instance, err
 	case p.options.File == "":
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrInvalid, What: "neither an instance ID nor a metadata file is configured",
-			Next: "set --instance-id or --metadata-file",
-		}
+		return metadata.Instance{}, metadata.Invalid("neither an instance ID nor a metadata file is configured", nil,
+			"set --instance-id or --metadata-file")
 	}
-	return metadata.Instance{}, &metadata.Error{
-		Kind: metadata.ErrInvalid, What: fmt.Sprintf("%s has no line %s", p.options.File, keyInstanceID),
-		Next: "add " + keyInstanceID + "=<UUID of this instance>",
-	}
+	return metadata.Instance{}, metadata.Invalid(fmt.Sprintf("%s has no line %s", p.options.File, keyInstanceID), nil,
+		"add "+keyInstanceID+"=<UUID of this instance>")
 }
 
 // PartialInstance implements [metadata.PartialProvider].
 func (p *Provider) PartialInstance(ctx context.Context) (metadata.Instance, error) {
 	o := p.options
 	if err := ctx.Err(); err != nil {
-		return metadata.Instance{}, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "the instance's identity was not read", Cause: err, Next: "try again",
-		}
+		return metadata.Instance{}, metadata.NotReady("the instance's identity was not read", err, "try again")
 	}
 	id, rack := value{text: o.InstanceID, from: "--instance-id"}, value{text: o.Rack, from: "--rack"}
 	if o.File != "" && (id.text == "" || rack.text == "") {
@@ -136,19 +130,13 @@ func sameValue(a, b string) bool {
 func check(id, rack value) (instance metadata.Instance, err error) {
 	if id.text != "" || id.line > 0 {
 		if instance.ID, err = metadata.ParseInstanceID(id.text); err != nil {
-			return metadata.Instance{}, &metadata.Error{
-				Kind: metadata.ErrInvalid, What: id.from, Cause: err, Next: "set it to the UUID of this instance",
-			}
+			return metadata.Instance{}, metadata.Invalid(id.from, err, "set it to the UUID of this instance")
 		}
 	}
 	if rack.text != "" {
 		if err := metadata.CheckRack(rack.text); err != nil {
-			return metadata.Instance{}, &metadata.Error{
-				Kind:  metadata.ErrInvalid,
-				What:  rack.from,
-				Cause: err,
-				Next:  "set it to the name that the controller uses for this rack, or remove it",
-			}
+			return metadata.Instance{}, metadata.Invalid(rack.from, err,
+				"set it to the name that the controller uses for this rack, or remove it")
 		}
 	}
 	return metadata.Instance{ID: instance.ID, Rack: rack.text}, nil
@@ -162,10 +150,8 @@ func (p *Provider) read(ctx context.Context) (map[string]value, error) {
 		return nil, explain(file, err)
 	}
 	if len(text) == 0 {
-		return nil, &metadata.Error{
-			Kind: metadata.ErrNotReady, What: "wait for " + file + ": it is empty",
-			Next: "check that the program that writes it (an init container, cloud-init) has finished",
-		}
+		return nil, metadata.NotReady("wait for "+file+": it is empty", nil,
+			"check that the program that writes it (an init container, cloud-init) has finished")
 	}
 	found, unknown, err := parse(file, text)
 	if err != nil {
@@ -190,7 +176,7 @@ func (p *Provider) warnOnce(subject, message string, args ...any) {
 
 // explain turns an error of reading the file into a [metadata.Error].
 func explain(file string, err error) error {
-	e := &metadata.Error{Kind: metadata.ErrNotReady, What: "read " + file, Cause: err}
+	e := metadata.NotReady("read "+file, err, "")
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		e.Cause = path.Err // The path is in What.
 	}

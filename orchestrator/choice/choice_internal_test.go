@@ -17,7 +17,7 @@ func TestNeededPolicies(t *testing.T) {
 	for want, cfg := range map[string]config.Config{
 		"operator":   {Mode: config.ModeController, AttachMode: config.AttachRestart},
 		"node":       {Mode: config.ModeNode, NomadSocket: socket, AttachMode: config.AttachHot},
-		"controller": {Mode: config.ModeController, NomadSocket: socket, AttachMode: config.AttachPlan},
+		"controller": {Mode: config.ModeController, NomadSocket: socket, AttachMode: config.AttachHot},
 		"node restart-node": {
 			Mode: config.ModeNode, NomadSocket: socket, AttachMode: config.AttachRestart, RestartShutdown: config.ShutdownDrain,
 		},

@@ -142,7 +142,7 @@ func (r *Restarts) evict(ctx context.Context, p pod) (why string, err error) {
 	case p.DeletionTimestamp != nil:
 		return "is ending", nil
 	case metav1.GetControllerOf(&p) == nil:
-		return "has no controller that would create it again: delete it by hand", nil
+		return "has no controller that would create it again: delete it manually", nil
 	}
 	path := "/api/v1/namespaces/" + p.Namespace + "/pods/" + p.Name + "/eviction"
 	status, err := r.Do(ctx, post("evict pod "+p.Namespace+"/"+p.Name, path, "pods/eviction", map[string]any{

@@ -5,6 +5,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -30,6 +31,8 @@ const (
 type examination struct {
 	client
 	findings []orchestrator.Finding
+	// nodeIDs are the IDs of the node plugins, by Node.
+	nodeIDs map[string]string
 }
 
 func (e *examination) add(status orchestrator.Status, looked, found, next string) {
@@ -45,19 +48,21 @@ func (e *examination) unreadable(looked string, err error) {
 }
 
 // Examine implements [orchestrator.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes",
-// "csinodes", "pods", "leases", "volumeattachments" and, in the namespace default, "events". For the rights of the
-// plugin it needs "create" on "subjectaccessreviews", which stores nothing. It reads each list once.
-func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
-	e := &examination{client: o.client}
+// "csinodes", "pods", "leases", "volumeattachments", "persistentvolumes" and, in the namespace default, "events". For
+// the rights of the plugin it needs "create" on "subjectaccessreviews", which stores nothing. If it may list "buckets",
+// "bucketclaims" and "bucketaccesses", it looks at them, too. It reads each list once.
+func (o *Operator) Examine(ctx context.Context) ([]orchestrator.Finding, []orchestrator.Attachment) {
+	e := &examination{client: o.client, nodeIDs: map[string]string{}}
 	e.version(ctx)
 	e.driver(ctx)
 	e.nodes(ctx)
 	e.rights(ctx, e.sidecars(ctx))
 	e.versions(ctx)
-	e.attachments(ctx)
+	attachments := e.attachments(ctx)
 	e.snapshots(ctx)
 	e.reports(ctx)
-	return e.findings
+	e.buckets(ctx)
+	return e.findings, attachments
 }
 
 // oldestMinor is the oldest release 1.x of Kubernetes for which the manifests are made (docs/how-to/kubernetes.md).
@@ -141,7 +146,7 @@ func (e *examination) nodes(ctx context.Context) {
 					"correct the identity of one of them: docs/how-to/identity.md",
 				)
 			}
-			instances[d.NodeID] = n.Name
+			instances[d.NodeID], e.nodeIDs[n.Name] = n.Name, d.NodeID
 		}
 	}
 	var without []string
@@ -223,20 +228,28 @@ func (e *examination) sidecars(ctx context.Context) (namespace string) {
 	return namespace
 }
 
-// attachments looks for attaches and detaches that take too long.
-func (e *examination) attachments(ctx context.Context) {
+// attachments looks for attaches and detaches that take too long. It returns the volumes whose attach or detach has
+// ended.
+func (e *examination) attachments(ctx context.Context) []orchestrator.Attachment {
 	const looked = "VolumeAttachments"
+	// Volumes come first: one that is attached meanwhile is then not taken for one that is attached nowhere.
+	volumes, err := listAll[persistentVolume](ctx, e.client, persistentVolumes, "persistentvolumes")
+	if err != nil {
+		e.unreadable(looked, err)
+	}
 	all, err := listAll[tracedAttachment](ctx, e.client, volumeAttachments, "volumeattachments")
 	if err != nil {
 		e.unreadable(looked, err)
-		return
+		return nil
 	}
 	count, stuck := 0, 0
+	of := map[string][]tracedAttachment{} // by PersistentVolume
 	for _, a := range all {
 		if a.Spec.Attacher != driver {
 			continue
 		}
 		count++
+		of[a.Spec.Source.PersistentVolumeName] = append(of[a.Spec.Source.PersistentVolumeName], a)
 		what, since, failure := "attach", a.CreationTimestamp.Time, a.Status.AttachError
 		if a.DeletionTimestamp != nil {
 			what, since, failure = "detach", a.DeletionTimestamp.Time, a.Status.DetachError
@@ -262,6 +275,29 @@ func (e *examination) attachments(ctx context.Context) {
 	if stuck == 0 {
 		e.add(orchestrator.StatusOK, looked, fmt.Sprintf("%d, none is stuck", count), "")
 	}
+	return e.settled(volumes, of)
+}
+
+// settled returns where volumes are attached, without those that are being attached or detached. The argument has all
+// VolumeAttachments by their PersistentVolume.
+func (e *examination) settled(
+	volumes []persistentVolume, all map[string][]tracedAttachment,
+) (settled []orchestrator.Attachment) {
+	for _, v := range volumes {
+		if v.Spec.CSI == nil || v.Spec.CSI.Driver != driver {
+			continue
+		}
+		one := orchestrator.Attachment{VolumeID: v.Spec.CSI.VolumeHandle, Claim: cmp.Or(v.Spec.ClaimRef.claim(), v.Name)}
+		of := all[v.Name]
+		if len(of) > 1 || len(of) == 1 && (of[0].DeletionTimestamp != nil || !of[0].Status.Attached) {
+			continue
+		}
+		if len(of) == 1 {
+			one.NodeID, one.By = e.nodeIDs[of[0].Spec.NodeName], "VolumeAttachment "+of[0].Name
+		}
+		settled = append(settled, one)
+	}
+	return settled
 }
 
 // snapshots asks which resources of VolumeSnapshots the API server has. Everybody may ask that.
@@ -295,20 +331,27 @@ func (e *examination) snapshots(ctx context.Context) {
 	}
 }
 
+// event has the fields of an Event that are read.
+type event struct {
+	object
+	InvolvedObject        struct{ Kind, Name string }
+	Type, Reason, Message string
+	LastTimestamp         time.Time
+	ReportingComponent    string
+}
+
+// events lists the events of all objects of a kind without namespaces. These events are in the namespace default.
+func (e *examination) events(ctx context.Context, kind string) ([]event, error) {
+	query := url.Values{"fieldSelector": {"involvedObject.kind=" + kind}}
+	all, err := listSelected[event](ctx, e.client, namespaced("default", "events"), "events", query, http.StatusNotFound)
+	return slices.DeleteFunc(all, func(found event) bool { return found.InvolvedObject.Kind != kind }), err
+}
+
 // reports shows the last report about each Node, which a controller has published as an event: what a planned restart
 // waits for. The API server keeps events for an hour.
 func (e *examination) reports(ctx context.Context) {
 	const looked = "reports about Nodes"
-	type event struct {
-		object
-		InvolvedObject        struct{ Kind, Name string }
-		Type, Reason, Message string
-		LastTimestamp         time.Time
-		ReportingComponent    string
-	}
-	// Events of objects without a namespace are in namespace default.
-	query := url.Values{"fieldSelector": {"involvedObject.kind=Node"}}
-	all, err := listSelected[event](ctx, e.client, namespaced("default", "events"), "events", query, http.StatusNotFound)
+	all, err := e.events(ctx, "Node")
 	if err != nil {
 		e.unreadable(looked, err)
 		return
@@ -316,8 +359,7 @@ func (e *examination) reports(ctx context.Context) {
 	last := map[string]event{}
 	for _, found := range all {
 		node := found.InvolvedObject.Name
-		if found.ReportingComponent == driver && found.InvolvedObject.Kind == "Node" &&
-			!found.LastTimestamp.Before(last[node].LastTimestamp) {
+		if found.ReportingComponent == driver && !found.LastTimestamp.Before(last[node].LastTimestamp) {
 			last[node] = found
 		}
 	}

@@ -6,6 +6,7 @@ package kubernetes_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ const (
 // wellCluster is a cluster in which all is well.
 func wellCluster() *simtest.Cluster {
 	c := simtest.NewCluster(
-		token, podList, eventList, nodeList, csiNodeList, classList, attachmentList, leaseList, driverList,
+		token, podList, eventList, nodeList, csiNodeList, classList, attachmentList, pvList, leaseList, driverList,
 	)
 	c.Put(driverList, "", "csi.oxide.computer", object{"spec": object{"attachRequired": true}})
 	c.Put(nodeList, "", "worker-1", object{})
@@ -105,6 +106,80 @@ func TestStorageClasses(t *testing.T) {
 	}
 }
 
+const cosiLists = "/apis/objectstorage.k8s.io/v1alpha1/"
+
+// bucketOf adds the claim shop/data with its Bucket, which is ready, and an access that is deleted at that time.
+func bucketOf(c *simtest.Cluster, ready bool, deleted time.Time, hasClaim bool) {
+	c.Put(cosiLists+"buckets", "", "b", object{
+		"spec": object{"driverName": "cosi.oxide.computer"}, "status": object{"bucketReady": true},
+	})
+	c.Put(cosiLists+"bucketclaims", "shop", "data", object{"status": object{"bucketName": "b", "bucketReady": ready}})
+	c.Put(cosiLists+"bucketaccesses", "shop", "key", object{
+		"metadata": object{"deletionTimestamp": deleted.UTC().Format(time.RFC3339)},
+		"spec":     object{"bucketClaimName": "data", "credentialsSecretName": "keys"},
+	})
+	if deleted.IsZero() {
+		c.Remove(cosiLists+"bucketaccesses", "shop", "key")
+	}
+	if !hasClaim {
+		c.Remove(cosiLists+"bucketclaims", "shop", "data")
+	}
+}
+
+// What COSI leaves for good has a command that heals it.
+func TestStuckBucketsHaveACommand(t *testing.T) {
+	for name, test := range map[string]struct {
+		ready, hasClaim bool
+		deleted         time.Time
+		next            string
+	}{
+		"an old status": {false, true, time.Time{},
+			`kubectl patch bucketclaim -n shop data --subresource=status --type=merge -p '{"status":{"bucketReady":true}}'`},
+		"the Secret is gone": {true, true, time.Now().Add(-time.Hour), "kubectl create secret generic -n shop keys"},
+		"the claim is gone": {true, false, time.Now().Add(-time.Hour),
+			`kubectl patch bucketaccess -n shop key --type=merge -p '{"metadata":{"finalizers":null}}'`},
+	} {
+		c := wellCluster()
+		bucketOf(c, test.ready, test.deleted, test.hasClaim)
+		findings, _ := operatorOf(t, c).Examine(t.Context())
+		i := slices.IndexFunc(findings, func(f orchestrator.Finding) bool { return f.Looked == "claims of buckets" })
+		if i < 0 || !strings.HasSuffix(findings[i].Next, test.next) {
+			t.Errorf("%s: %+v", name, findings)
+		}
+	}
+}
+
+// What the driver says is an event of the Bucket. doctor says it of the claim, which its owner knows.
+func TestEventsOfBucketsAreSaidOfClaims(t *testing.T) {
+	old := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
+	for name, test := range map[string]struct {
+		claim, next string
+	}{
+		"a typo in the class": {"creationTimestamp", "correct the BucketClass"},
+		"a bucket with objects": {"deletionTimestamp",
+			`kubectl patch bucket b --type=merge -p '{"spec":{"parameters":{"deleteContents":"true"}}}'`},
+	} {
+		c := wellCluster()
+		bucketOf(c, true, time.Time{}, true)
+		c.Put(cosiLists+"buckets", "", "b", object{"spec": object{"driverName": "cosi.oxide.computer"}})
+		c.Put(cosiLists+"bucketclaims", "shop", "data", object{
+			"metadata": object{test.claim: old}, "status": object{"bucketName": "b"},
+		})
+		for i, of := range []string{"another", "b", "b"} {
+			c.Put(eventList, "default", fmt.Sprint(i), object{
+				"involvedObject": object{"kind": "Bucket", "name": of}, "type": "Warning", "message": fmt.Sprint("reason\n", i),
+				"lastTimestamp": time.Now().Add(time.Duration(i) * time.Second).UTC().Format(time.RFC3339),
+			})
+		}
+		findings, _ := operatorOf(t, c).Examine(t.Context())
+		i := slices.IndexFunc(findings, func(f orchestrator.Finding) bool { return f.Looked == "claims of buckets" })
+		if i < 0 || !strings.Contains(findings[i].Found, "BucketClaim shop/data") ||
+			!strings.HasSuffix(findings[i].Found, ": reason 2") || !strings.Contains(findings[i].Next, test.next) {
+			t.Errorf("%s: %+v", name, findings)
+		}
+	}
+}
+
 // Each problem of a cluster is one line, and the examination only reads.
 func TestExamine(t *testing.T) {
 	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
@@ -160,6 +235,10 @@ func TestExamine(t *testing.T) {
 			other["reportingComponent"] = "kubelet"
 			c.Put(eventList, "default", "2", other)
 		}, map[string]orchestrator.Status{}},
+		"buckets are well":          {func(c *simtest.Cluster) { bucketOf(c, true, time.Now(), true) }, map[string]orchestrator.Status{}},
+		"a claim has an old status": {func(c *simtest.Cluster) { bucketOf(c, false, time.Time{}, true) }, map[string]orchestrator.Status{"claims of buckets": warning}},
+		"an access hangs":           {func(c *simtest.Cluster) { bucketOf(c, true, old, true) }, map[string]orchestrator.Status{"claims of buckets": warning}},
+		"an access has no claim":    {func(c *simtest.Cluster) { bucketOf(c, true, old, false) }, map[string]orchestrator.Status{"claims of buckets": warning}},
 		"a right is missing": {func(c *simtest.Cluster) { c.Refuse("patch volumeattachments.storage.k8s.io/status") },
 			map[string]orchestrator.Status{"rights of oxide-csi-controller": failure}},
 		"no rights to ask for rights": {func(c *simtest.Cluster) { c.Deny(reviews) }, map[string]orchestrator.Status{
@@ -170,7 +249,7 @@ func TestExamine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := wellCluster()
 			test.change(c)
-			found := operatorOf(t, c).Examine(t.Context())
+			found, _ := operatorOf(t, c).Examine(t.Context())
 			got := map[string]orchestrator.Status{}
 			for _, f := range found {
 				if f.Status != orchestrator.StatusOK {

@@ -12,9 +12,9 @@ import (
 // Rights are the rights that doctor asks for, as "account; component; where; resource; verbs".
 func Rights() (all []string) {
 	for _, r := range rights {
-		component, in := cmp.Or(r.component, "always"), "the cluster"
+		component, in := cmp.Or(r.component, "always"), "cluster"
 		if r.namespaced {
-			in = "its namespace"
+			in = "namespace"
 		}
 		verbs := strings.ReplaceAll(r.verbs, " ", ", ")
 		all = append(all, strings.Join([]string{r.account, component, in, r.resource, verbs}, "; "))

@@ -158,7 +158,7 @@ func TestAttachments(t *testing.T) {
 		"on pages":          {pages: map[string]any{"": first, "continue=more+of+it&": second}, want: []string{"ours", "ours too"}},
 		"no right to list":  {fails: http.StatusForbidden, kind: metadata.ErrInvalid, says: `the verb "list" on "volumeattachments"`},
 		"changed meanwhile": {fails: http.StatusGone, kind: metadata.ErrNotReady, says: "try again"},
-		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "unexpected answer from"},
+		"something else":    {pages: map[string]any{"": object{"kind": "Status"}}, kind: metadata.ErrInvalid, says: "unexpected response from"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := kubetest.NewServer(t)

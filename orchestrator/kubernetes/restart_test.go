@@ -617,7 +617,7 @@ func TestDrain(t *testing.T) {
 	}
 	drain(
 		"pod shop/app is ending",
-		"pod shop/bare has no controller that would create it again: delete it by hand",
+		"pod shop/bare has no controller that would create it again: delete it manually",
 		"pod shop/crashes is ending",
 		"pod shop/ending is ending",
 		"pod shop/guarded cannot be evicted yet: a PodDisruptionBudget allows no disruption",

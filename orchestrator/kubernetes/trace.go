@@ -32,52 +32,6 @@ type tracer struct {
 	trace orchestrator.Trace
 }
 
-// tracedPod has the fields of a Pod that are read.
-type tracedPod struct {
-	object
-	Spec struct {
-		NodeName string
-		Volumes  []struct {
-			PersistentVolumeClaim *struct{ ClaimName string }
-			Ephemeral             *struct{}
-			Name                  string
-		}
-	}
-	Status struct {
-		Phase     string
-		StartTime time.Time
-	}
-}
-
-// claims are the names of the pod's claims.
-func (p tracedPod) claims() (names []string) {
-	for _, v := range p.Spec.Volumes {
-		switch {
-		case v.PersistentVolumeClaim != nil:
-			names = append(names, v.PersistentVolumeClaim.ClaimName)
-		case v.Ephemeral != nil:
-			names = append(names, p.Name+"-"+v.Name)
-		}
-	}
-	return names
-}
-
-// tracedAttachment has the fields of a VolumeAttachment that are read.
-type tracedAttachment struct {
-	object
-	Spec struct {
-		Attacher, NodeName string
-		Source             struct{ PersistentVolumeName string }
-	}
-	Status struct {
-		Attached                 bool
-		AttachError, DetachError *struct {
-			Message string
-			Time    time.Time
-		}
-	}
-}
-
 // Trace implements [orchestrator.Tracer]. It needs the verb "get" on "persistentvolumeclaims", "persistentvolumes",
 // "pods", "nodes", "storageclasses", "csinodes" and "volumesnapshots", and "list" on "persistentvolumes", "pods",
 // "events" and "volumeattachments".
@@ -98,7 +52,7 @@ func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orc
 	}
 	volumeName := subject.Name
 	if claimKey != "" {
-		if volumeName, err = t.claim(ctx, claimKey); err != nil {
+		if volumeName, err = t.claim(ctx, claimKey, pod != nil); err != nil {
 			return orchestrator.Trace{}, err
 		}
 	}
@@ -158,7 +112,7 @@ func (t *tracer) findClaim(ctx context.Context, subject orchestrator.Subject) (s
 		return "", notThere("PersistentVolume " + cmp.Or(subject.Name, "of "+subject.VolumeID))
 	}
 	t.trace.VolumeID = subject.VolumeID
-	if claim := volumes[i].Spec.ClaimRef.claim(); claim != "" {
+	if claim := volumes[i].Spec.ClaimRef.claim(); claim != "" && !volumes[i].released() {
 		return claim, nil
 	}
 	return "", t.volume(ctx, volumes[i].Name)
@@ -237,17 +191,23 @@ func (t *tracer) podOf(ctx context.Context, claimKey string) (*tracedPod, error)
 	return found, nil
 }
 
-// claim adds a claim, its class and its snapshot. It returns the name of its volume, or "".
-func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err error) {
+// claim adds a claim, its class and its snapshot. It returns the name of its volume, or "". used says that a pod uses
+// the claim.
+func (t *tracer) claim(ctx context.Context, key string, used bool) (volumeName string, err error) {
 	var c claim
+	t.trace.Claim = key
 	status, err := t.Do(ctx, t.getClaim(key), &c, http.StatusNotFound)
+	if status == http.StatusNotFound && used {
+		t.step("claim", "PersistentVolumeClaim "+key, "does not exist", time.Time{})
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimMissing)
+		return "", nil
+	}
 	if status == http.StatusNotFound {
 		err = notThere("claim " + key)
 	}
 	if err != nil {
 		return "", err
 	}
-	t.trace.Claim = key
 	state := c.Status.Phase
 	if c.DeletionTimestamp != nil {
 		state = "Terminating, held by " + strings.Join(c.Finalizers, ", ")
@@ -258,10 +218,13 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.ExpansionPending)
 	}
 	if c.Spec.VolumeName != "" {
-		return c.Spec.VolumeName, nil
+		if c.grows() || c.Status.Phase != "Bound" {
+			err = t.events(ctx, "claim", "PersistentVolumeClaim", c.object, "ProvisioningFailed")
+		}
+		return c.Spec.VolumeName, err
 	}
 	t.trace.CSIName = "pvc-" + string(c.UID)
-	if err := t.class(ctx, c); err != nil {
+	if err := t.class(ctx, c, used); err != nil {
 		return "", err
 	}
 	if err := t.source(ctx, c); err != nil {
@@ -270,23 +233,15 @@ func (t *tracer) claim(ctx context.Context, key string) (volumeName string, err 
 	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.object)
 }
 
-// grows reports whether the claim requests more than it has.
-func (c claim) grows() bool {
-	return slices.ContainsFunc(c.Status.Conditions, func(c condition) bool {
-		return c.Status == "True" && (c.Type == "Resizing" || c.Type == "FileSystemResizePending" ||
-			c.Type == "ControllerResizeError" || c.Type == "NodeResizeError")
-	})
-}
-
-// class looks at the storage class of a claim without a volume.
-func (t *tracer) class(ctx context.Context, c claim) error {
+// class looks at the storage class of a claim without a volume. used says that a pod uses the claim.
+func (t *tracer) class(ctx context.Context, c claim, used bool) error {
 	if c.Spec.StorageClassName == nil || *c.Spec.StorageClassName == "" {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
 		return nil
 	}
 	var class struct {
 		object
-		Provisioner string
+		Provisioner, VolumeBindingMode string
 	}
 	name := *c.Spec.StorageClassName
 	status, err := t.Do(ctx, t.get(storageClasses+"/"+url.PathEscape(name), "storageclasses"), &class, http.StatusNotFound)
@@ -297,8 +252,11 @@ func (t *tracer) class(ctx context.Context, c claim) error {
 	if status == http.StatusNotFound {
 		state = "does not exist"
 	}
-	if class.Provisioner != driver {
+	switch {
+	case class.Provisioner != driver:
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
+	case class.VolumeBindingMode == "WaitForFirstConsumer" && !used:
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NoConsumer)
 	}
 	t.step("claim", "StorageClass "+name, state, time.Time{})
 	return nil
@@ -352,6 +310,11 @@ func (t *tracer) volume(ctx context.Context, name string) error {
 	default:
 		t.trace.VolumeID = v.Spec.CSI.VolumeHandle
 		t.step("volume", "PersistentVolume "+name, v.Status.Phase, v.CreationTimestamp.Time)
+	}
+	if v.released() {
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Released)
+		v.Namespace = "default" // that of events about objects without one
+		return t.events(ctx, "volume", "PersistentVolume", v.object)
 	}
 	return nil
 }
@@ -426,25 +389,41 @@ func (t *tracer) node(ctx context.Context, name string) error {
 	return nil
 }
 
-// workload adds a pod, and what kubelet said about it unless it runs.
+// workload adds a pod, and what kubelet said about it unless it runs. What failed before it succeeded is no news.
 func (t *tracer) workload(ctx context.Context, p tracedPod) error {
 	t.trace.Workload = "pod " + p.key()
-	t.step("workload", "Pod "+p.key(), p.Status.Phase, p.Status.StartTime)
+	state, since := p.Status.Phase, p.Status.StartTime
+	if p.DeletionTimestamp != nil {
+		state, since = "Terminating", p.DeletionTimestamp.Time
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.WorkloadTerminating)
+	}
+	t.step("workload", "Pod "+p.key(), state, since)
+	var over []string
 	if p.Status.Phase == "Running" {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Running)
-		return nil
+		if p.DeletionTimestamp == nil {
+			return nil
+		}
+		over = append(over, "FailedMount", "FailedMapVolume")
 	}
-	return t.events(ctx, "workload", "Pod", p.object)
+	if slices.Contains(t.trace.Conditions, orchestrator.Attached) {
+		over = append(over, "FailedAttachVolume")
+	}
+	if p.Spec.NodeName != "" {
+		over = append(over, "FailedScheduling")
+	}
+	return t.events(ctx, "workload", "Pod", p.object, over...)
 }
 
-// events adds the warnings about an object.
-func (t *tracer) events(ctx context.Context, link, kind string, of object) error {
+// events adds the warnings about an object, without those that have a reason that is over.
+func (t *tracer) events(ctx context.Context, link, kind string, of object, over ...string) error {
 	query := url.Values{"fieldSelector": {fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s", kind, of.Name)}}
 	type event struct {
 		object
 		InvolvedObject struct{ Kind, Name, UID string }
 		Type, Reason   string
 		Message        string
+		Count          int
 		LastTimestamp  time.Time
 		EventTime      time.Time
 	}
@@ -452,17 +431,25 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object) error
 	if err != nil {
 		return err
 	}
-	attached := slices.Contains(t.trace.Conditions, orchestrator.Attached)
+	times := map[string]int{} // by reason
 	for _, e := range all {
-		same := e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == of.Name && e.InvolvedObject.UID == string(of.UID)
-		// An attach that failed before it succeeded is no news.
-		if same && e.Type == "Warning" && (!attached || e.Reason != "FailedAttachVolume") {
+		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != of.Name || e.InvolvedObject.UID != string(of.UID) {
+			continue
+		}
+		times[e.Reason] += e.Count
+		// A provisioner that waits for a detach says so in a VolumeDelete.
+		telling := e.Type == "Warning" || e.Reason == "FailedBinding" || e.Reason == "VolumeDelete"
+		if telling && !slices.Contains(over, e.Reason) {
 			last := e.LastTimestamp
 			if last.IsZero() {
 				last = e.EventTime
 			}
 			t.say(link, e.Reason+": "+e.Message, last)
 		}
+	}
+	// Kubernetes asks again every 15 s for a provisioner, and each says when it begins.
+	if times["ExternalProvisioning"] > 2 && times["Provisioning"] == 0 {
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NoController)
 	}
 	return nil
 }

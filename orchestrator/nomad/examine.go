@@ -22,7 +22,9 @@ import (
 )
 
 var listPlugins = nomad.Operation{
-	What: "list the plugins through", Wrong: "the answer is not from a Nomad agent", Policy: `plugin { policy = "list" }`,
+	What:   "list the plugins through",
+	Wrong:  "the response is not from a Nomad agent",
+	Policy: `plugin { policy = "list" }`,
 }
 
 // pluginStub is a plugin in Nomad's list.
@@ -34,7 +36,10 @@ type pluginStub struct {
 // examination collects findings.
 type examination struct {
 	*Operator
-	findings []orchestrator.Finding
+	findings    []orchestrator.Finding
+	attachments []orchestrator.Attachment
+	// nodeIDs maps clients to the IDs of their node plugins.
+	nodeIDs map[string]string
 }
 
 func (e *examination) add(status orchestrator.Status, looked, found, next string) {
@@ -48,8 +53,8 @@ func (e *examination) add(status orchestrator.Status, looked, found, next string
 // "csi-read-volume"; without node { policy = "read" } the reports about clients are not known. With the identity of a
 // job of the plugin, whose Needs lack [PolicyOperator], it looks only at what that job may read. It reads each list
 // once, and at most [maxClaimed] volumes.
-func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
-	e := &examination{Operator: o}
+func (o *Operator) Examine(ctx context.Context) ([]orchestrator.Finding, []orchestrator.Attachment) {
+	e := &examination{Operator: o, nodeIDs: map[string]string{}}
 	e.acl(ctx, o.Needs)
 	operator := slices.Contains(o.Needs, PolicyOperator)
 	if operator || slices.ContainsFunc(o.Needs, func(name string) bool { return policyRules[name].plugin != "" }) {
@@ -59,7 +64,7 @@ func (o *Operator) Examine(ctx context.Context) []orchestrator.Finding {
 		e.claims(ctx)
 		e.reports(ctx)
 	}
-	return e.findings
+	return e.findings, e.attachments
 }
 
 // health looks whether the plugin's controllers and nodes are healthy.
@@ -122,17 +127,16 @@ func (e *examination) uncovered(ctx context.Context, plugins []pluginStub) {
 	query := url.Values{"filter": {fmt.Sprintf(`%q in Meta and Status == "ready"`, nomad.KeyRack)}}
 	op := reading("list the clients", `node { policy = "read" }`)
 	_, err := e.get(ctx, op, "/v1/nodes?"+query.Encode(), &clients)
-	running := map[string]bool{}
 	for i := 0; err == nil && i < len(plugins); i++ {
 		var info pluginInfo
 		info, err = e.plugin(ctx, plugins[i].ID)
-		for client := range info.Nodes {
-			running[client] = true
+		for client, half := range info.Nodes {
+			e.nodeIDs[client] = half.NodeInfo.ID
 		}
 	}
 	var without []string
 	for _, client := range clients {
-		if !running[client.ID] {
+		if _, runs := e.nodeIDs[client.ID]; !runs {
 			without = append(without, client.Name)
 		}
 	}
@@ -156,31 +160,36 @@ const (
 	readsAtOnce = 8
 )
 
-// claims looks for volumes that are claimed by allocations that have ended. No other allocation gets such a volume.
+// claims looks for volumes that are claimed by allocations that have ended, which no other allocation gets, and for
+// allocations that run without their claim.
 func (e *examination) claims(ctx context.Context) {
 	const looked = "claims of volumes"
+	var running []allocationStub // before the claims: an allocation claims its volumes before it runs
+	query := url.Values{"namespace": {"*"}, "filter": {mayRun}}
+	_, unread := e.get(ctx, reading("list the allocations", tracePolicy), "/v1/allocations?"+query.Encode(), &running)
 	all, err := e.volumes(ctx, tracePolicy)
 	if err != nil {
 		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
 		return
 	}
-	claimed := slices.DeleteFunc(all, func(v volumeStub) bool { return v.CurrentReaders+v.CurrentWriters == 0 })
+	claimed := slices.Clone(all)
+	claimed = slices.DeleteFunc(claimed, func(v volumeStub) bool { return v.CurrentReaders+v.CurrentWriters == 0 })
 	slices.SortFunc(claimed, func(a, b volumeStub) int { return cmp.Compare(b.ModifyTime, a.ModifyTime) })
-	read := make([]volumeInfo, min(len(claimed), maxClaimed))
-	group, grouped := errgroup.WithContext(ctx)
-	group.SetLimit(readsAtOnce)
-	for i := range read {
-		group.Go(func() (err error) {
-			read[i], _, err = e.readVolume(grouped, claimed[i], tracePolicy)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+	read, err := e.readVolumes(ctx, claimed[:min(len(claimed), maxClaimed)])
+	if err != nil {
 		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
 		return
 	}
-	dead := 0
+	dead, holds := 0, map[string]bool{}
 	for _, v := range read {
+		for _, a := range v.Allocations {
+			holds[a.ID] = true
+			if a.runs() {
+				e.attachments = append(e.attachments, orchestrator.Attachment{
+					VolumeID: v.ExternalID, NodeID: e.nodeIDs[a.NodeID], Claim: v.Namespace + "/" + v.ID, By: a.label(), Runs: true,
+				})
+			}
+		}
 		ended := slices.IndexFunc(v.Allocations, allocationStub.ended)
 		if ended < 0 {
 			continue
@@ -202,6 +211,54 @@ func (e *examination) claims(ctx context.Context) {
 			"",
 		)
 	}
+	running = slices.DeleteFunc(running, func(a allocationStub) bool { return holds[a.ID] })
+	running = slices.DeleteFunc(running, func(a allocationStub) bool { return !a.runs() })
+	if unread == nil && len(claimed) == len(read) {
+		unread = e.unclaimed(ctx, running[:min(len(running), maxClaimed)], all)
+	}
+	if unread != nil && !errors.Is(unread, nomad.HTTPStatus(http.StatusForbidden)) {
+		e.add(orchestrator.StatusWarning, lookedUnclaimed, unread.Error(), "repeat the command")
+	}
+}
+
+// readVolumes reads volumes with their claims, in the same order.
+func (e *examination) readVolumes(ctx context.Context, volumes []volumeStub) ([]volumeInfo, error) {
+	read := make([]volumeInfo, len(volumes))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(readsAtOnce)
+	for i := range read {
+		group.Go(func() (err error) {
+			read[i], _, err = e.readVolume(ctx, volumes[i], tracePolicy)
+			return err
+		})
+	}
+	return read, group.Wait()
+}
+
+const (
+	lookedUnclaimed = "workloads without a claim"
+	// mayRun selects the allocations that may run and whose job has CSI volumes.
+	mayRun = `(ClientStatus == "running" or ClientStatus == "pending") and ` +
+		`(any Job.TaskGroups as g { any g.Volumes as _, v { v.Type == "csi" } })`
+)
+
+// unclaimed looks which of the volumes are used by allocations that claim nothing.
+func (e *examination) unclaimed(ctx context.Context, allocations []allocationStub, volumes []volumeStub) error {
+	for _, a := range allocations {
+		var job volumeJob
+		op := reading("read "+a.label(), tracePolicy)
+		if _, err := e.get(ctx, op, "/v1/allocation/"+url.PathEscape(a.ID), &job); err != nil {
+			return err
+		}
+		for _, v := range volumes {
+			if job.runs() && v.Namespace == job.Namespace && slices.Contains(job.sources(), v.ID) {
+				e.add(orchestrator.StatusFailure, lookedUnclaimed,
+					fmt.Sprintf("%s/%s is used by %s, which does not claim it", v.Namespace, v.ID, job.label()),
+					"oxide-csi explain "+job.ID)
+			}
+		}
+	}
+	return nil
 }
 
 const lookedReports = "reports about clients"

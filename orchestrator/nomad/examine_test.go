@@ -154,7 +154,8 @@ func TestExamine(t *testing.T) {
 			operator := nomad.NewOperator(options)
 			operator.Needs = []string{nomad.PolicyRestartController, nomad.PolicyRestartDrain, nomad.PolicyOperator}
 			got, text := map[string]orchestrator.Status{}, ""
-			for _, f := range operator.Examine(t.Context()) {
+			findings, _ := operator.Examine(t.Context())
+			for _, f := range findings {
 				if f.Status != orchestrator.StatusOK {
 					got[f.Looked] = f.Status
 				}
@@ -192,7 +193,8 @@ func TestExamineWithTheOperatorsPolicy(t *testing.T) {
 		operator := nomad.NewOperator(options)
 		operator.Needs = []string{nomad.PolicyOperator}
 		reports := 0
-		for _, f := range operator.Examine(t.Context()) {
+		findings, _ := operator.Examine(t.Context())
+		for _, f := range findings {
 			if f.Status != orchestrator.StatusOK {
 				t.Errorf("without %s: %+v", hidden, f)
 			}

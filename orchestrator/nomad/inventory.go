@@ -101,7 +101,7 @@ func (o *Operator) readVolume(
 var readToken = reading("look up the token's policies", "a management token")
 
 // errNoIndex means that an answer lacks the headers of Nomad. Then the client does not see that another page follows.
-var errNoIndex = errors.New("the answer has no X-Nomad-Index")
+var errNoIndex = errors.New("the response has no X-Nomad-Index")
 
 // seesAll returns an error unless the token sees the volumes of all namespaces.
 func (o *Operator) seesAll(ctx context.Context) error {

@@ -48,7 +48,9 @@ type allocationStub struct {
 }
 
 type taskState struct {
-	Events []struct {
+	// StartedAt is when the task has started last.
+	StartedAt time.Time
+	Events    []struct {
 		Type, DisplayMessage string
 		// Time is in nanoseconds since 1970.
 		Time int64
@@ -58,6 +60,27 @@ type taskState struct {
 // ended reports whether the allocation has ended, or is lost with its client.
 func (a allocationStub) ended() bool {
 	return slices.Contains([]string{"complete", "failed", "lost"}, a.ClientStatus)
+}
+
+// ends reports whether the allocation was stopped, and has not ended.
+func (a allocationStub) ends() bool {
+	return slices.Contains([]string{"stop", "evict"}, a.DesiredStatus) && !a.ended()
+}
+
+// runs reports whether the allocation uses its volumes. Nomad calls one that was stopped "pending" again while its
+// tasks run on for their shutdown_delay: Nomad v1.11.1, client/allocrunner/taskrunner/task_runner.go, handleKill.
+func (a allocationStub) runs() bool {
+	started := func(t taskState) bool { return !t.StartedAt.IsZero() }
+	return a.ClientStatus == "running" ||
+		a.ends() && a.ClientStatus == "pending" && slices.ContainsFunc(slices.Collect(maps.Values(a.TaskStates)), started)
+}
+
+// state is the allocation's status for people.
+func (a allocationStub) state() string {
+	if a.ends() {
+		return "stopping"
+	}
+	return a.ClientStatus
 }
 
 // label names the allocation for people.
@@ -75,7 +98,7 @@ func unixNano(ns int64) time.Time {
 
 // reading is the operation of a command of an operator.
 func reading(what, policy string) nomad.Operation {
-	return nomad.Operation{What: what + " through", Wrong: "the answer is not from a Nomad agent", Policy: policy}
+	return nomad.Operation{What: what + " through", Wrong: "the response is not from a Nomad agent", Policy: policy}
 }
 
 // get reads an object. It returns false if the object does not exist.

@@ -44,7 +44,7 @@ const (
 func restartOperation(what string) nomad.Operation {
 	return nomad.Operation{
 		What:   what + " through",
-		Wrong:  "the answer is not from a Nomad agent",
+		Wrong:  "the response is not from a Nomad agent",
 		Policy: "the rules of deploy/nomad/policies/restart-controller.policy.hcl or restart-node.policy.hcl",
 	}
 }

@@ -219,7 +219,7 @@ func (t *tracer) volume(ctx context.Context, stub volumeStub) (v volumeInfo, err
 func (v volumeInfo) user() *allocationStub {
 	var found *allocationStub
 	for i, a := range v.Allocations {
-		if !a.ended() && (found == nil || found.ClientStatus == "running") {
+		if !a.ended() && (found == nil || found.runs()) {
 			found = &v.Allocations[i]
 		}
 	}
@@ -228,16 +228,16 @@ func (v volumeInfo) user() *allocationStub {
 
 // claims adds the claims of a volume. One of an allocation that has ended keeps others from the volume.
 func (t *tracer) claims(v volumeInfo, used *allocationStub) {
-	waits := used != nil && used.ClientStatus == "pending" &&
+	waits := used != nil && used.ClientStatus == "pending" && !used.runs() &&
 		!slices.ContainsFunc(v.Allocations, func(a allocationStub) bool { return a.ID == used.ID })
 	for _, a := range v.Allocations {
-		t.step("attachment", "claim of "+a.label(), a.ClientStatus+" on client "+cmp.Or(a.NodeName, a.NodeID), a.created())
+		t.step("attachment", "claim of "+a.label(), a.state()+" on client "+cmp.Or(a.NodeName, a.NodeID), a.created())
 		switch {
 		case a.ended() && !slices.Contains(t.trace.Conditions, orchestrator.ClaimOfEnded):
 			t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimOfEnded)
 		case !a.ended() && waits && !slices.Contains(t.trace.Conditions, orchestrator.ClaimOfAnother):
 			t.trace.Conditions = append(t.trace.Conditions, orchestrator.ClaimOfAnother)
-		case used != nil && a.ID == used.ID && a.ClientStatus == "running":
+		case used != nil && a.ID == used.ID && a.runs():
 			t.trace.Conditions = append(t.trace.Conditions, orchestrator.Attached)
 		}
 	}
@@ -249,8 +249,9 @@ func (t *tracer) node(ctx context.Context, a allocationStub, plugin pluginInfo) 
 		return nil
 	}
 	var node struct {
-		Name, Status string
-		Meta         map[string]string
+		Name, Status   string
+		Meta           map[string]string
+		CSINodePlugins map[string]pluginInstance
 	}
 	op := reading("read client "+a.NodeID, tracePolicy)
 	exists, err := t.get(ctx, op, "/v1/node/"+url.PathEscape(a.NodeID), &node)
@@ -266,11 +267,11 @@ func (t *tracer) node(ctx context.Context, a allocationStub, plugin pluginInfo) 
 	if state != "ready" {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NodeNotReady)
 	}
-	if report := node.Meta[keyReport]; report != "" && a.ClientStatus != "running" {
+	if report := node.Meta[keyReport]; report != "" && !a.runs() {
 		t.say("instance", report, time.Time{})
 	}
 	half, has := plugin.Nodes[a.NodeID]
-	t.trace.NodeID = half.NodeInfo.ID
+	t.trace.NodeID = cmp.Or(half.NodeInfo.ID, node.CSINodePlugins[plugin.ID].NodeInfo.ID)
 	switch {
 	case half.Healthy:
 	case has:
@@ -287,8 +288,11 @@ func (t *tracer) node(ctx context.Context, a allocationStub, plugin pluginInfo) 
 // what the plugin answers while an allocation waits, so that is read from the plugin's logs.
 func (t *tracer) workload(ctx context.Context, a allocationStub, plugin pluginInfo) {
 	t.trace.Workload = a.label()
-	t.step("workload", a.label(), a.ClientStatus, a.created())
-	if a.ClientStatus == "running" {
+	t.step("workload", a.label(), a.state(), a.created())
+	if a.ends() {
+		t.trace.Conditions = append(t.trace.Conditions, orchestrator.WorkloadTerminating)
+	}
+	if a.runs() {
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.Running)
 		return
 	}
@@ -342,7 +346,7 @@ func lastError(log, volumeID string) (text string, last time.Time) {
 		}
 		attributes := parseLine(line)
 		method := attributes["method"]
-		if attributes["msg"] != "answered" || curedBy[method] == nil {
+		if attributes["msg"] != "responded" || curedBy[method] == nil {
 			continue
 		}
 		for earlier, cures := range curedBy {

@@ -128,9 +128,9 @@ func waiting() answers {
 		"/v1/node/" + nodeA:               object{"Name": "client-1", "Status": "ready"},
 		"/v1/allocations":                 []object{{"ID": allocWaits, "Namespace": "shop"}},
 		"/v1/client/fs/logs/" + allocNode: "",
-		"/v1/client/fs/logs/" + allocOurs: `time=2026-01-02T03:04:05Z level=INFO msg=answered method=X volume_id=` + idB + ` code=OK
-time=2026-01-02T03:04:06Z level=WARN msg=answered method=ControllerPublishVolume volume_id=` + idB + ` code=FailedPrecondition error="cannot attach \"x\": stop it"
-time=2026-01-02T03:04:07Z level=WARN msg=answered method=ControllerPublishVolume volume_id=` + idA + ` code=Internal error=another
+		"/v1/client/fs/logs/" + allocOurs: `time=2026-01-02T03:04:05Z level=INFO msg=responded method=X volume_id=` + idB + ` code=OK
+time=2026-01-02T03:04:06Z level=WARN msg=responded method=ControllerPublishVolume volume_id=` + idB + ` code=FailedPrecondition error="cannot attach \"x\": stop it"
+time=2026-01-02T03:04:07Z level=WARN msg=responded method=ControllerPublishVolume volume_id=` + idA + ` code=Internal error=another
 `,
 		"/v1/allocation/" + allocWaits: object{
 			"ID": allocWaits, "Name": "db.cache[0]", "Namespace": "shop", "NodeID": nodeA, "ClientStatus": "pending",
@@ -219,11 +219,11 @@ func TestTraceConditions(t *testing.T) {
 		}, nil, 2},
 		"answered since": {func(a answers) {
 			log := "/v1/client/fs/logs/" + allocOurs
-			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"answered","method":"ControllerPublishVolume","volume_id":"` + idB + `","code":"OK"}`
+			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"responded","method":"ControllerPublishVolume","volume_id":"` + idB + `","code":"OK"}`
 		}, nil, 0},
 		"a snapshot was made since": {func(a answers) {
 			log := "/v1/client/fs/logs/" + allocOurs
-			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"answered","method":"CreateSnapshot","volume_id":"` +
+			a[log] = a[log].(string) + `{"time":"2026-01-02T03:05:00Z","msg":"responded","method":"CreateSnapshot","volume_id":"` +
 				idB + `","code":"OK"}`
 		}, nil, 1},
 		"said about an earlier allocation": {func(a answers) {

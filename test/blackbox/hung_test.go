@@ -107,7 +107,7 @@ func TestPluginIsReplacedWhileADiskHangs(t *testing.T) {
 	if hungThreads(t, killed.PID()) == 0 {
 		t.Fatal("the killed plugin has ended, so this test shows nothing")
 	}
-	if log := next.Stderr().String(); !strings.Contains(log, "does not answer") {
+	if log := next.Stderr().String(); !strings.Contains(log, "does not respond") {
 		t.Errorf("the next plugin does not say why the socket was in use:\n%s", log)
 	}
 	other.plugin, hung.plugin = next, next

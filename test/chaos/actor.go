@@ -42,7 +42,9 @@ type actor struct {
 	// outcomeUnknown means that the last request may still be executed. breaksAt is the number of kills and changes of
 	// leader at that time.
 	outcomeUnknown bool
-	breaksAt       int64
+	// mayBeDeleted means that a deletion was requested while the volume's instance was being deleted.
+	mayBeDeleted bool
+	breaksAt     int64
 
 	mu sync.Mutex
 	// node is where the volume is published, from the successful publish until the unpublish is sent. times counts
@@ -105,20 +107,27 @@ func (a *actor) act(ctx context.Context, end time.Time) {
 		a.step(ctx)
 		_ = pause(ctx, time.Duration(a.random.IntN(1000))*time.Millisecond) // the loop checks the context
 	}
-	if a.id != "" && a.node == "" {
-		a.results.count("publish after the last fault")
-		a.publish(ctx, a.randomNode(), false)
+	for ctx.Err() == nil && a.id != "" && (a.node == "" || a.isDying(a.node)) {
+		if a.node != "" {
+			a.evict(ctx)
+		}
+		if node := a.randomNode(); !a.isDying(node) {
+			a.results.count("publish after the last fault")
+			a.publish(ctx, node, false)
+		}
 	}
 }
 
 func (a *actor) randomNode() string {
-	return a.instances[a.random.IntN(len(a.instances))].ID
+	return a.instanceOf(a.machines[a.random.IntN(len(a.machines))])
 }
 
 func (a *actor) step(ctx context.Context) {
 	switch {
 	case a.id == "":
 		a.create(ctx)
+	case a.isDying(a.node):
+		a.evict(ctx)
 	case a.node == "":
 		switch a.random.IntN(10) {
 		case 0:
@@ -189,6 +198,10 @@ func (a *actor) publish(ctx context.Context, node string, impatient bool) {
 			}
 			return
 		}
+		if status.Code(err) == codes.NotFound && a.isDying(node) {
+			a.evict(ctx)
+			return
+		}
 		a.allow("publish", err, codes.FailedPrecondition, codes.ResourceExhausted, codes.Internal)
 		if impatient && a.random.IntN(60) == 0 {
 			a.results.count("publish cancelled")
@@ -198,7 +211,19 @@ func (a *actor) publish(ctx context.Context, node string, impatient bool) {
 	}
 }
 
-// unpublish repeats until it succeeds.
+// evict unpublishes a volume whose instance is deleted, from all instances: while the instance was being deleted, a
+// publish on another one may have succeeded. Then the volume may also be deleted.
+func (a *actor) evict(ctx context.Context) {
+	a.results.count("unpublish from a deleted instance")
+	a.last = ""
+	deleted := a.mayBeDeleted
+	a.unpublish(ctx, "")
+	if deleted {
+		a.delete(ctx)
+	}
+}
+
+// unpublish repeats until it succeeds. Without a node it unpublishes from all.
 func (a *actor) unpublish(ctx context.Context, node string) {
 	a.published("")
 	a.results.count("unpublish")
@@ -210,7 +235,9 @@ func (a *actor) unpublish(ctx context.Context, node string) {
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: a.id, NodeId: node},
 		)
 		if err == nil {
-			a.checkShown(ctx)
+			if !a.mayBeDeleted {
+				a.checkShown(ctx)
+			}
 			return
 		}
 		a.allow("unpublish", err, codes.Internal)
@@ -225,7 +252,7 @@ func (a *actor) delete(ctx context.Context) {
 		switch status.Code(err) {
 		case codes.OK:
 			a.mu.Lock()
-			a.id = ""
+			a.id, a.mayBeDeleted = "", false
 			a.mu.Unlock()
 			return
 		case codes.FailedPrecondition:
@@ -266,7 +293,7 @@ func (a *actor) expand(ctx context.Context) {
 	}
 }
 
-// refused sends requests that must fail because the volume is published.
+// refused sends requests that must fail because the volume is published, unless its instance is deleted meanwhile.
 func (a *actor) refused(ctx context.Context) {
 	if other := a.randomNode(); other != a.node {
 		_, err := send(
@@ -275,12 +302,13 @@ func (a *actor) refused(ctx context.Context) {
 			csi.ControllerClient.ControllerPublishVolume,
 			&csi.ControllerPublishVolumeRequest{VolumeId: a.id, NodeId: other, VolumeCapability: capability},
 		)
-		if err == nil {
+		if err == nil && !a.isDying(a.node) {
 			a.results.violation("published on %s while on %s: %s", other, a.node, a.historyText())
 		}
 	}
 	_, err := send(ctx, a, csi.ControllerClient.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: a.id})
-	if err == nil {
+	a.mayBeDeleted = a.isDying(a.node)
+	if err == nil && !a.mayBeDeleted {
 		a.results.violation("deleted while on %s: %s", a.node, a.historyText())
 	}
 	a.results.count("refusals asked for")
@@ -296,6 +324,9 @@ func (a *actor) checkShown(ctx context.Context) {
 		want = []string{a.node}
 	}
 	resp, err := send(ctx, a, csi.ControllerClient.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: a.id})
+	if a.isDying(a.node) {
+		return // the disk of a deleted instance is detached
+	}
 	if err == nil {
 		a.results.count("shown nodes compared")
 		if got := resp.GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
@@ -303,7 +334,7 @@ func (a *actor) checkShown(ctx context.Context) {
 		}
 	}
 	list, err := send(ctx, a, csi.ControllerClient.ListVolumes, &csi.ListVolumesRequest{})
-	if err != nil {
+	if err != nil || a.isDying(a.node) {
 		return
 	}
 	a.results.count("shown nodes compared")

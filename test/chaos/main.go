@@ -31,19 +31,23 @@
 //
 // With -restarts (make chaos-restart) the rack changes the disks of stopped instances only. Two controllers restart the
 // instances, with a lease of 12 seconds. Orchestrators publish, repeat, move, expand and delete volumes through either
-// controller. Controllers and rack are killed, controllers are also stopped, and an operator stops and starts
-// instances. The audit watches the rack all the time (planned.go, actor.go, planned_audit.go, planner.go):
+// controller. Controllers and rack are killed, controllers are also stopped. Owners stop and start instances, and
+// with -owners (make chaos-owners) stop, start, delete and replace them at any moment, and start some whenever they are
+// stopped. The audit watches the rack all the time (planned.go, owner.go, actor.go, planned_audit.go, planner.go):
 //
-//   - A published volume stays attached.
+//   - A published volume stays attached, unless its instance is deleted. Then it can be published on another one.
 //   - No more instances are down than allowed.
-//   - No instance is down for longer than the lease and a minute.
-//   - No instance that the operator stopped is started.
+//   - No instance is down for longer than the lease and a minute, unless its owner stopped it.
+//   - The controllers stop no instance twice within a cool-down.
+//   - No instance that its owner stopped is started, unless it was being restarted.
 //
 // With -nomad (make chaos-nomad) one controller serves jobs as Nomad runs them. An unpublish comes once: before the
-// volume is unmounted or after that, again when the volume has been published anew, or never. The controller and the
-// rack are killed. The audit watches the rack all the time (nomad.go):
+// volume is unmounted or after that, again when the volume has been published anew, or never. A second job uses a disk
+// under another ID and is refused. Periodic jobs run for a moment, and instances are full. The controller and the rack
+// are killed. The audit watches the rack all the time (nomad.go):
 //
 //   - A volume that is mounted stays attached.
+//   - A disk with two IDs is not deleted.
 //   - After the last fault each volume moves to another node within three minutes.
 //   - At the end each volume can be deleted.
 //
@@ -76,6 +80,10 @@ type options struct {
 	handOvers time.Duration
 	// restarts selects planned restarts (planned.go) instead of a rack with hot-plug.
 	restarts bool
+	// owners lets owners of instances act at any moment, also during a restart (owner.go).
+	owners bool
+	// proofs compares the rack's lists with a volume after each OK (proof.go).
+	proofs bool
 	// nomad selects what Nomad does (nomad.go) instead of what Kubernetes' sidecars do.
 	nomad bool
 	race  bool
@@ -108,6 +116,8 @@ func main() {
 		"mean `time` between two hand-overs of each kind of RPC to the other controller; 0 means none",
 	)
 	flag.BoolVar(&o.restarts, "restarts", false, "planned restarts on a rack that changes disks only of stopped instances")
+	flag.BoolVar(&o.owners, "owners", false, "owners who stop, start, delete and replace instances at any moment")
+	flag.BoolVar(&o.proofs, "proofs", false, "after each OK a proof from lists of all records and disks")
 	flag.BoolVar(&o.nomad, "nomad", false, "what Nomad asks of a controller: unpublishes that come early, late or never")
 	flag.BoolVar(&o.race, "race", false, "build plugin and rack with the race detector")
 	flag.BoolVar(&o.keep, "keep", false, "keep the folder with the logs also after a run without violations")

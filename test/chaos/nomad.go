@@ -12,11 +12,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // nomadGrace is the grace period of the controllers. Many jobs return within it, and many do not.
@@ -29,52 +31,83 @@ const longestMove = 3 * time.Minute
 // claimsName is the name of the folder of [claims] in the world's folder.
 const claimsName = "claims"
 
-// claims is a folder that has a file for each volume that a job claims. The file has the ID of the job's node. The
-// folder stands for Nomad: with it the controllers find out that a job has moved although no unpublish came, and that a
-// volume is in use although an unpublish came.
+// nomadMaxDisks is how many disks an instance of the campaign can have, its boot disk included. Twelve jobs on four
+// nodes often find an instance full, most of the time because of disks that wait for their detach.
+const nomadMaxDisks = 5
+
+// The files that a disk has in [claims], one for each of its IDs in Nomad. The second is registered later, and then has
+// a job of its own.
+const (
+	firstID  = ".first"
+	secondID = ".second"
+)
+
+// claims is a folder that stands for Nomad. A file says that a disk has an ID there, and has the node whose job claims
+// the volume of this ID, or nothing. With it the controllers find out that a job has moved although no unpublish came,
+// and that a volume is in use although an unpublish came.
 type claims string
+
+// of returns the nodes with a claim on a disk, under all its IDs, and how many IDs it has.
+func (c claims) of(volumeID string) (claimants []string, registered int, err error) {
+	for _, id := range []string{firstID, secondID} {
+		node, err := os.ReadFile(c.file(volumeID, id))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		registered++
+		if len(node) > 0 {
+			claimants = append(claimants, string(node))
+		}
+	}
+	return claimants, registered, nil
+}
 
 // Moved implements [orchestrator.Claims].
 func (c claims) Moved(_ context.Context, volumeID, fromNode, toNode string) (bool, error) {
-	node, err := os.ReadFile(c.file(volumeID))
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && string(node) == toNode && fromNode != toNode, err
+	claimants, _, err := c.of(volumeID)
+	elsewhere := slices.ContainsFunc(claimants, func(node string) bool { return node != toNode })
+	return len(claimants) > 0 && !elsewhere && fromNode != toNode, err
 }
 
 // Claimed implements [orchestrator.Claims].
 func (c claims) Claimed(_ context.Context, nodeID string, volumeIDs []string) (map[string]string, error) {
 	claimed := map[string]string{}
 	for _, volumeID := range volumeIDs {
-		node, err := os.ReadFile(c.file(volumeID))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		claimants, _, err := c.of(volumeID)
+		if err != nil {
 			return nil, err
 		}
-		if err == nil && string(node) == nodeID {
-			claimed[volumeID] = "the job of the volume"
+		if slices.Contains(claimants, nodeID) {
+			claimed[volumeID] = "a job of the volume"
 		}
 	}
 	return claimed, nil
 }
 
-// Registered implements [orchestrator.Claims]. Each volume has one ID here.
-func (claims) Registered(context.Context, string) ([]string, error) { return nil, nil }
+// Registered implements [orchestrator.Claims].
+func (c claims) Registered(_ context.Context, volumeID string) ([]string, error) {
+	_, registered, err := c.of(volumeID)
+	return []string{"default/first", "default/second"}[:registered], err
+}
 
-func (c claims) file(volumeID string) string { return filepath.Join(string(c), volumeID) }
+func (c claims) file(volumeID, id string) string { return filepath.Join(string(c), volumeID+id) }
 
-// set makes a node the only one that may use a volume.
-func (c claims) set(volumeID, node string) error {
-	next := c.file(volumeID) + ".new"
+// set registers an ID of a disk, and makes a node the only one that may use the volume of this ID. Without a node
+// nothing claims it.
+func (c claims) set(volumeID, id, node string) error {
+	next := c.file(volumeID, id) + ".new"
 	if err := os.WriteFile(next, []byte(node), 0o600); err != nil {
 		return err
 	}
-	return os.Rename(next, c.file(volumeID))
+	return os.Rename(next, c.file(volumeID, id))
 }
 
-// release ends the claim on a volume.
-func (c claims) release(volumeID string) error {
-	if err := os.Remove(c.file(volumeID)); !errors.Is(err, os.ErrNotExist) {
+// deregister removes an ID of a disk.
+func (c claims) deregister(volumeID, id string) error {
+	if err := os.Remove(c.file(volumeID, id)); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -131,6 +164,11 @@ func runNomad(ctx context.Context, o options) (err error) {
 	acting.Wait()
 	stopWatching()
 	watching.Wait()
+	for _, j := range jobs {
+		if err := j.claims.deregister(j.id, secondID); err != nil {
+			return err
+		}
+	}
 	p.deleteVolumes(ctx, actors)
 	if left, err := p.control.Leftovers(ctx); err != nil || left.Disks > 0 {
 		b.violation("left on the rack: %+v, %v", left, err)
@@ -225,24 +263,23 @@ func (j *job) step(ctx context.Context) {
 	case j.node == "":
 		switch j.random.IntN(8) {
 		case 0:
-			j.delete(ctx)
+			j.deleteRegistered(ctx)
 		case 1, 2, 3:
 			j.results.count("run on another node")
 			j.run(ctx, j.otherNode(), true)
+		case 4:
+			j.periodic(ctx)
 		default:
 			j.results.count("run on the same node again")
 			j.run(ctx, j.lastOrAny(), true)
 		}
 	default:
-		switch j.random.IntN(10) {
+		switch j.random.IntN(11) {
 		case 0:
 			j.results.count("publish twice")
 			j.publish(ctx, j.node, false)
-		case 8, 9:
-			j.results.count("a second job with the same disk is refused by the node")
-			j.publish(ctx, j.node, false)
-			j.sendUnpublish(ctx, j.node)
-			_ = pause(ctx, nomadGrace+time.Second) // the caller checks the context
+		case 7, 8, 9:
+			j.second(ctx)
 		case 1, 2, 3:
 			if j.unpublished[j.node] {
 				j.results.count("late repetition of an unpublish")
@@ -251,12 +288,72 @@ func (j *job) step(ctx context.Context) {
 		case 4:
 			j.results.count("stop without an unpublish")
 			j.published("")
-			j.release()
+			j.claim(firstID, "")
 		case 5:
 			j.stopInOrder(ctx)
 		default:
 			j.stopUnmountedLater(ctx)
 		}
+	}
+}
+
+// periodic runs the job on its node some times, each time for a moment.
+func (j *job) periodic(ctx context.Context) {
+	j.results.count("periodic job")
+	for range 2 + j.random.IntN(3) {
+		if j.run(ctx, j.lastOrAny(), true); j.node == "" {
+			return // it was stopped before it ran
+		}
+		_ = pause(ctx, time.Duration(j.random.IntN(300))*time.Millisecond) // the calls check the context
+		j.stopInOrder(ctx)
+	}
+}
+
+// second runs a job on the same disk, under the disk's second ID in Nomad, while the first job runs. On the same node
+// the node refuses to mount the disk again. On another node the publish is refused. Then Nomad unpublishes the volume.
+func (j *job) second(ctx context.Context) {
+	node := j.node
+	if j.random.IntN(2) == 0 {
+		node = j.otherNode()
+	}
+	j.claim(secondID, node)
+	if node == j.node {
+		j.results.count("a second job with the same disk is refused by the node")
+		j.publish(ctx, node, false)
+	} else {
+		j.results.count("a second job with the same disk is refused on another node")
+		for range 1 + j.random.IntN(3) {
+			if _, err := j.sendPublish(ctx, node); err == nil {
+				j.results.violation("published on %s while a job runs on %s: %s", node, j.node, j.historyText())
+			}
+		}
+	}
+	j.sendUnpublish(ctx, node)
+	j.claim(secondID, "")
+	_ = pause(ctx, nomadGrace+time.Second) // the caller checks the context
+}
+
+// deleteRegistered deletes the volume. While the disk has two IDs in Nomad, that must be refused.
+func (j *job) deleteRegistered(ctx context.Context) {
+	id := j.id
+	_, registered, err := j.claims.of(id)
+	if j.delete(ctx); registered > 1 && j.id == "" {
+		j.results.violation("volume %s was deleted while it had two IDs: %s", id, j.historyText())
+	}
+	if registered > 1 {
+		j.results.count("delete refused: two IDs")
+		err = errors.Join(err, j.claims.deregister(id, secondID))
+	}
+	if err != nil {
+		j.results.violation("the IDs cannot be read or removed: %v", err)
+	}
+}
+
+// claim gives the claim on the volume under one of its IDs to a node, and takes it from all others. Without a node it
+// ends the claim.
+func (j *job) claim(id, node string) {
+	if err := j.claims.set(j.id, id, node); err != nil {
+		j.results.violation("the claim cannot be written: %v", err)
 	}
 }
 
@@ -267,29 +364,41 @@ func (j *job) lastOrAny() string {
 	return j.last
 }
 
-// run claims the volume for a node, and publishes it there until that succeeds. An impatient job may be stopped at
-// random before that, and then is unpublished as Nomad does.
+// run claims the volume for a node, and publishes it there until that succeeds. If the instance is full, Nomad may run
+// the job on another node. An impatient job may be stopped at random before it runs. In both cases it is unpublished
+// once, as Nomad does.
 func (j *job) run(ctx context.Context, node string, impatient bool) {
-	if err := j.claims.set(j.id, node); err != nil {
-		j.results.violation("the claim cannot be written: %v", err)
-		return
-	}
+	j.claim(firstID, node)
 	for ctx.Err() == nil {
-		_, err := send(ctx, j.actor, csi.ControllerClient.ControllerPublishVolume,
-			&csi.ControllerPublishVolumeRequest{VolumeId: j.id, NodeId: node, VolumeCapability: capability})
+		code, err := j.sendPublish(ctx, node)
 		if err == nil {
 			j.last = node
 			j.published(node)
 			return
 		}
-		j.allow("publish", err, codes.FailedPrecondition, codes.ResourceExhausted, codes.Internal)
-		if impatient && j.random.IntN(60) == 0 {
+		switch {
+		case code == codes.ResourceExhausted && j.random.IntN(4) == 0:
+			j.results.count("moved on from a full instance")
+			j.unpublishOnce(ctx, node)
+			node = j.otherNode()
+			j.claim(firstID, node)
+		case impatient && j.random.IntN(60) == 0:
 			j.results.count("stopped before it ran")
 			j.last = node
 			j.unpublishOnce(ctx, node)
 			return
 		}
 	}
+}
+
+// sendPublish sends one publish.
+func (j *job) sendPublish(ctx context.Context, node string) (codes.Code, error) {
+	_, err := send(ctx, j.actor, csi.ControllerClient.ControllerPublishVolume,
+		&csi.ControllerPublishVolumeRequest{VolumeId: j.id, NodeId: node, VolumeCapability: capability})
+	if err != nil {
+		j.allow("publish", err, codes.FailedPrecondition, codes.ResourceExhausted, codes.Internal)
+	}
+	return status.Code(err), err
 }
 
 // stopInOrder unmounts the volume, and then unpublishes it.
@@ -319,14 +428,8 @@ func (j *job) stopUnmountedLater(ctx context.Context) {
 // unpublishOnce ends the job with one unpublish, and reports whether that succeeded. Nomad does not repeat it after an
 // error. It releases the claim when it has the answer.
 func (j *job) unpublishOnce(ctx context.Context, node string) bool {
-	defer j.release()
+	defer j.claim(firstID, "")
 	return j.sendUnpublish(ctx, node)
-}
-
-func (j *job) release() {
-	if err := j.claims.release(j.id); err != nil {
-		j.results.violation("the claim cannot be released: %v", err)
-	}
 }
 
 // sendUnpublish sends one unpublish, and reports whether it succeeded.
@@ -341,8 +444,8 @@ func (j *job) sendUnpublish(ctx context.Context, node string) bool {
 
 // deleteVolumes stops all instances, as the end of a cluster, and deletes all volumes.
 func (p *plannedWorld) deleteVolumes(ctx context.Context, actors []*actor) {
-	for _, instance := range p.instances {
-		p.setRunState(ctx, instance, "stopped")
+	for _, m := range p.machines {
+		p.setRunState(ctx, p.instanceOf(m), "stopped")
 	}
 	for _, a := range actors {
 		if a.id == "" {

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,10 +19,12 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -39,7 +40,8 @@ type plannedWorld struct {
 	// control is a client of the rack's control endpoint. It has no faults, and works again after a restart of the
 	// rack.
 	control     *simtest.Sim
-	instances   []simtest.Instance
+	project     oxide.NameOrId
+	machines    []*machine
 	controllers []*simtest.Plugin
 	conns       []*grpc.ClientConn
 	// leader is the index of the controller that the orchestrator calls. breaks counts kills of controllers and changes
@@ -49,6 +51,10 @@ type plannedWorld struct {
 	mu sync.Mutex
 	// stoppedByOthers contains the instances that their owner keeps stopped, and the time of the stop.
 	stoppedByOthers map[string]time.Time
+	// ownersStops are the times of the stops that the owners ordered, by instance.
+	ownersStops map[string][]span
+	// dying are the instances that their owner deletes, or has deleted.
+	dying map[string]bool
 	// mayStop is the last time at which a restart record allowed the stop of an instance, by instance.
 	mayStop map[string]time.Time
 }
@@ -60,6 +66,8 @@ func newPlannedWorld(base *world, kind string, controllers int) *plannedWorld {
 		controllers:     make([]*simtest.Plugin, controllers),
 		conns:           make([]*grpc.ClientConn, controllers),
 		stoppedByOthers: map[string]time.Time{},
+		ownersStops:     map[string][]span{},
+		dying:           map[string]bool{},
 		mayStop:         map[string]time.Time{},
 	}
 }
@@ -85,7 +93,9 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	for _, a := range actors {
 		acting.Go(func() { a.act(ctx, end) })
 	}
-	acting.Go(func() { p.stopInstances(ctx, end) })
+	for number := range ownersAtOnce {
+		acting.Go(func() { p.ownInstances(ctx, end, number) })
+	}
 	watch, stopWatching := context.WithCancel(ctx)
 	watching.Go(func() { p.watch(watch, actors) })
 	defer func() {
@@ -119,9 +129,10 @@ func runPlanned(ctx context.Context, o options) (err error) {
 	)
 }
 
-// plannedSettleTime is the longest time from the last fault to the end of all restarts. Leases end in that time, and
-// other restarts follow.
-const plannedSettleTime = 4 * time.Minute
+// plannedSettleTime is the longest time from the last fault to the end of all restarts and of what is left of
+// expansions. Leases end in that time, and other restarts follow. Then the volumes are deleted, and a controller
+// deletes what another one has left of an expansion after the settle age.
+const plannedSettleTime = 4*time.Minute + expand.SettleAge
 
 const plannerLog = "planners.log"
 
@@ -136,9 +147,9 @@ func (p *plannedWorld) begin(ctx context.Context, b *results) (err error) {
 	if err := p.startRack(ctx); err != nil {
 		return err
 	}
-	p.control = &simtest.Sim{Control: p.sim.Control}
+	p.control, p.project = &simtest.Sim{Control: p.sim.Control}, oxide.NameOrId(p.sim.Project)
 	for _, name := range nodes {
-		p.instances = append(p.instances, p.sim.Instance(name))
+		p.machines = append(p.machines, &machine{name: name, id: p.sim.Instance(name).ID})
 	}
 	if p.rack, err = p.sim.Client(); err != nil {
 		return err
@@ -259,52 +270,24 @@ func (p *plannedWorld) endTrouble(ctx context.Context) error {
 	return p.killController(ctx, int(1-p.leader.Load()))
 }
 
-// stopInstances does what an owner of the instances may do. It stops instances that no controller restarts, and starts
-// them again. It also starts some stopped instances during their restart.
-func (p *plannedWorld) stopInstances(ctx context.Context, end time.Time) {
-	random := rand.New(rand.NewPCG(p.seed, 1<<32))
-	for time.Now().Before(end) {
-		if pause(ctx, time.Duration(random.IntN(6000))*time.Millisecond) != nil {
-			return
-		}
-		instance := p.instances[random.IntN(len(p.instances))]
-		switch state := p.runState(ctx, instance.ID); {
-		case state == "stopped" && random.IntN(2) == 0:
-			p.results.count("instance started by its owner during its restart")
-			p.setRunState(ctx, instance, "running")
-		case state == "running":
-			p.keepStopped(ctx, instance, time.Duration(random.IntN(4000))*time.Millisecond)
-		}
-	}
-}
-
 // keepStopped stops an instance for a while and checks that no controller starts it. It does nothing during a restart
 // of the instance. A controller whose restart began before the stop may start the instance.
-func (p *plannedWorld) keepStopped(ctx context.Context, instance simtest.Instance, wait time.Duration) {
+func (p *plannedWorld) keepStopped(ctx context.Context, id string, wait time.Duration) {
 	records, err := p.readRecords(ctx)
-	if err != nil ||
-		slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == instance.ID }) {
+	if err != nil || slices.ContainsFunc(records.restarts, func(r restartRecord) bool { return r.Instance == id }) {
 		return
 	}
 	p.results.count("instance stopped by its owner")
 	begun := time.Now()
-	p.mu.Lock()
-	p.stoppedByOthers[instance.ID] = begun
-	p.mu.Unlock()
-	p.setRunState(ctx, instance, "stopped")
+	p.own(id)
+	p.setRunState(ctx, id, "stopped")
 	if pause(ctx, wait) == nil {
-		if state := p.runState(
-			ctx,
-			instance.ID,
-		); state != "stopped" && state != "" &&
-			!p.mayStopSince(ctx, instance.ID, begun) {
-			p.results.violation("instance %s was stopped by its owner at %s, and now is %s", instance.ID, stamp(begun), state)
+		if state := p.runState(ctx, id); state != "stopped" && state != "" && !p.mayStopSince(ctx, id, begun) {
+			p.results.violation("instance %s was stopped by its owner at %s, and now is %s", id, stamp(begun), state)
 		}
 	}
-	p.setRunState(ctx, instance, "running")
-	p.mu.Lock()
-	delete(p.stoppedByOthers, instance.ID)
-	p.mu.Unlock()
+	p.setRunState(ctx, id, "running")
+	p.disown(id)
 }
 
 // mayStopSince reports whether a restart record that allows the stop of the instance was seen after since.
@@ -316,9 +299,9 @@ func (p *plannedWorld) mayStopSince(ctx context.Context, instance string, since 
 }
 
 // setRunState sets the run state of an instance. It retries while the rack is dead.
-func (p *plannedWorld) setRunState(ctx context.Context, instance simtest.Instance, state string) {
+func (p *plannedWorld) setRunState(ctx context.Context, id, state string) {
 	for ctx.Err() == nil {
-		if p.control.SetRunState(ctx, instance.ID, state) == nil {
+		if p.control.SetRunState(ctx, id, state) == nil {
 			return
 		}
 		_ = pause(ctx, 20*time.Millisecond) // the loop condition checks the context

@@ -87,7 +87,7 @@ type down struct {
 // watch checks the rack until the context ends. It checks how many instances are down and for how long, and to which
 // instances the published volumes are attached.
 func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
-	downNow := map[string]*down{}
+	downNow, stops := map[string]*down{}, ordered{}
 	reported := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
 		owned := p.stoppedByOthersNow()
@@ -99,26 +99,29 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 		found, _ := p.readRecords(ctx) // updates mayStop; after an error, the next check does
 		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
 		p.results.count("check of the whole rack")
+		p.checkStops(list, stops)
 		p.checkDown(list, owned, ownedAfter, downNow)
 		p.checkDuration(list, found, downNow)
 		p.checkAttached(list, before, after, reported)
 	}
 }
 
-// checkAttached checks that the disk of each volume that is published before and after the list is attached there. It
-// reports each disk once.
+// checkAttached checks that the disk of each volume that is published before and after the list is attached there,
+// unless the owner has deleted that instance. It reports each disk once.
 func (p *plannedWorld) checkAttached(
 	list []simtest.SimInstance, before, after map[string]publication, reported map[string]bool,
 ) {
-	on := map[string]string{}
+	on, exists := map[string]string{}, map[string]bool{}
 	for _, instance := range list {
+		exists[instance.ID] = true
 		for _, disk := range instance.Disks {
 			on[disk.Name] = instance.ID
 		}
 	}
 	now := time.Now()
 	for disk, publication := range before {
-		mayGo := !publication.mayGoAt.IsZero() && now.After(publication.mayGoAt)
+		mayGo := !publication.mayGoAt.IsZero() && now.After(publication.mayGoAt) ||
+			!exists[publication.node] && p.isDying(publication.node)
 		if after[disk] == publication && on[disk] != publication.node && !mayGo && !reported[disk] {
 			reported[disk] = true
 			p.results.violation(
@@ -138,6 +141,9 @@ func (p *plannedWorld) checkDown(
 	before, after map[string]time.Time,
 	downNow map[string]*down,
 ) {
+	maps.DeleteFunc(downNow, func(id string, _ *down) bool {
+		return !slices.ContainsFunc(list, func(i simtest.SimInstance) bool { return i.ID == id })
+	})
 	for _, instance := range list {
 		_, owned := before[instance.ID]
 		if _, now := after[instance.ID]; owned || now || instance.RunState == "running" {
@@ -184,7 +190,7 @@ func (p *plannedWorld) logOf(instance string) string {
 		return err.Error()
 	}
 	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
-		return !strings.Contains(line, instance) || strings.Contains(line, "msg=answered")
+		return !strings.Contains(line, instance) || strings.Contains(line, "msg=responded")
 	})
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }

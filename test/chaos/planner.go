@@ -42,22 +42,23 @@ const claimsDir = "CHAOS_CLAIMS"
 
 // Options of the planners.
 const (
-	plannedLease = 12 * time.Second
-	maxDown      = 2
+	plannedLease    = 12 * time.Second
+	plannedCoolDown = 3 * time.Second
+	maxDown         = 2
 )
 
 // plannerOptions are the options of a controller in which the kinds differ.
 func plannerOptions(kind string) (o controller.Options) {
+	o.MaxDisks = maxDisks
 	if kind != forRestarts {
-		o.DetachGrace, o.Orchestrator = nomadGrace, claims(os.Getenv(claimsDir))
+		o.MaxDisks, o.DetachGrace, o.Orchestrator = nomadMaxDisks, nomadGrace, claims(os.Getenv(claimsDir))
 	}
 	if kind != forNomad {
 		o.Restarts = &controller.PlannedRestarts{Options: restart.Options{
-			Policy:      restart.Allow,
 			Shutdown:    restart.Hard,
 			Window:      300 * time.Millisecond,
 			MaxDown:     maxDown,
-			CoolDown:    time.Second,
+			CoolDown:    plannedCoolDown,
 			HaltTimeout: 10 * time.Second,
 			Poll:        100 * time.Millisecond,
 			Idle:        500 * time.Millisecond,
@@ -98,7 +99,7 @@ func runPlanner(kind string, args []string) (err error) {
 		return err
 	}
 	options := plannerOptions(kind)
-	options.Racks, options.Cluster, options.MaxDisks, options.Log = []*rack.Client{client}, *cluster, maxDisks, log
+	options.Racks, options.Cluster, options.Log = []*rack.Client{client}, *cluster, log
 	controller := controller.New(options)
 	server := core.NewServer(
 		core.ServerOptions{

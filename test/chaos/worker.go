@@ -255,7 +255,7 @@ func (w *worker) finishCreate(ctx context.Context, v *volume) error {
 		resp, err := ask(ctx, w, &v.object, w.CreateVolume, v.request, func() bool { return w.mayMove(v) })
 		switch {
 		case err == nil:
-			return w.recordVolume(v, resp.GetVolume())
+			return errors.Join(w.recordVolume(v, resp.GetVolume()), w.prove(ctx, v))
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case isUnknown(err):
@@ -304,7 +304,7 @@ func (w *worker) createAgain(ctx context.Context, v *volume) error {
 		w.wantCode(&v.object, "create again", err)
 		return nil
 	}
-	return w.recordVolume(v, resp.GetVolume())
+	return errors.Join(w.recordVolume(v, resp.GetVolume()), w.prove(ctx, v))
 }
 
 func (w *worker) dropVolume(v *volume) {
@@ -335,7 +335,7 @@ func (w *worker) publishOn(ctx context.Context, v *volume, node *simtest.Instanc
 		return w.unpublishFrom(ctx, v, node)
 	}
 	v.node, v.diskName = node, resp.GetPublishContext()["diskName"]
-	return w.check(ctx, v)
+	return errors.Join(w.prove(ctx, v), w.check(ctx, v))
 }
 
 // refusals returns the codes that a change of an instance's disks may get, including also.
@@ -361,7 +361,7 @@ func (w *worker) publishAgain(ctx context.Context, v *volume) error {
 		w.wantCode(&v.object, "publish again", err, codes.Internal)
 		return nil
 	}
-	return w.check(ctx, v)
+	return errors.Join(w.prove(ctx, v), w.check(ctx, v))
 }
 
 // unpublish unpublishes a volume from its node.
@@ -384,7 +384,7 @@ func (w *worker) unpublishFrom(ctx context.Context, v *volume, node *simtest.Ins
 		_, err := ask(ctx, w, &v.object, w.ControllerUnpublishVolume, request, nil)
 		if err == nil {
 			v.node = nil
-			return nil
+			return w.prove(ctx, v)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -450,7 +450,7 @@ func (w *worker) deleteVolume(ctx context.Context, v *volume) error {
 		if err == nil {
 			v.fate = gone
 			w.dropVolume(v)
-			return nil
+			return w.prove(ctx, v)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

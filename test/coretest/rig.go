@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -61,8 +62,8 @@ type Rig struct {
 	Sim *simtest.Sim
 	// SDK is a client of the rack with full access.
 	SDK *oxide.Client
-	// Token is the token that the controller uses now.
-	Token *string
+	// Token holds the token that the controller uses now, a string.
+	Token *atomic.Value
 	// Conn is the connection of the clients to Server.
 	Conn    *grpc.ClientConn
 	Server  *core.Server
@@ -82,8 +83,9 @@ type Options struct {
 	DetachGrace time.Duration
 	// SweepAge makes the controller delete temporary snapshots of this age. 0 means that it deletes none.
 	SweepAge time.Duration
-	// OtherRacksWait is the controller's option of this name.
-	OtherRacksWait time.Duration
+	// OtherRacksWait and LookAge are the controller's options of these names. 0 means a LookAge that is safe for one
+	// controller.
+	OtherRacksWait, LookAge time.Duration
 	// Restarts configures attach mode restart. Nil means attach mode hot.
 	Restarts *controller.PlannedRestarts
 	// Orchestrator tells who uses a volume. It may be nil.
@@ -115,8 +117,8 @@ func New(t *testing.T, change ...func(*Options)) *Rig {
 		c(&opts)
 	}
 	r := &Rig{Sim: Simulate(t, opts.Rack), Options: opts}
-	token := Token
-	r.Token = &token
+	r.Token = &atomic.Value{}
+	r.Token.Store(Token)
 	var err error
 	if r.SDK, err = oxide.NewClient(oxide.WithHost(r.Sim.Host), oxide.WithToken(Token)); err != nil {
 		t.Fatal(err)
@@ -148,10 +150,11 @@ func Simulate(t *testing.T, opts simrack.Options) *simtest.Sim {
 func (r *Rig) Start(t *testing.T) {
 	t.Helper()
 	client, err := rack.New(rack.Config{
-		Name:    r.Options.RackName,
-		Host:    r.Sim.Host,
-		Project: Project,
-		Token:   func() (string, error) { return *r.Token, nil },
+		Name:     r.Options.RackName,
+		Host:     r.Sim.Host,
+		Project:  Project,
+		Token:    func() (string, error) { return r.Token.Load().(string), nil },
+		MaxDisks: r.Options.MaxDisks,
 		// These racks execute a request at once.
 		LostAnswerWait: time.Millisecond,
 	})
@@ -178,6 +181,7 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 		DetachGrace:    r.Options.DetachGrace,
 		TemporaryAge:   r.Options.SweepAge,
 		OtherRacksWait: r.Options.OtherRacksWait,
+		LookAge:        max(r.Options.LookAge, 100*time.Millisecond),
 		Restarts:       r.Options.Restarts,
 		Orchestrator:   r.Options.Orchestrator,
 		Metrics:        r.Options.Metrics,
@@ -565,7 +569,9 @@ func RequireRacks(names ...string) *csi.TopologyRequirement {
 // RackClient returns another client of the rig's rack.
 func RackClient(t *testing.T, r *Rig, change func(*rack.Config)) *rack.Client {
 	t.Helper()
-	cfg := rack.Config{Name: "default", Host: r.Sim.Host, Project: Project, Token: rack.FixedToken(Token)}
+	cfg := rack.Config{
+		Name: "default", Host: r.Sim.Host, Project: Project, Token: rack.FixedToken(Token), MaxDisks: r.Options.MaxDisks,
+	}
 	if change != nil {
 		change(&cfg)
 	}

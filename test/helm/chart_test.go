@@ -70,6 +70,7 @@ func TestKustomize(t *testing.T) {
 			// A release does not own its namespace.
 			delete(want, "Namespace/"+namespace)
 			got := parse(t, render(t, tc.args...))
+			delete(got, "ConfigMap/"+namespace+"/oxide-csi-uninstall") // a hook, which only Helm has
 			removeReleaseLabels(t, got)
 			if pod, ok := lookup(got["Deployment/oxide-csi/oxide-cosi"], strings.Fields("spec template metadata")).(object); ok {
 				if lookup(pod, []string{"annotations", "checksum/stores"}) == nil {
@@ -404,7 +405,6 @@ func TestPluginUnderstands(t *testing.T) {
 		{"racks", []string{"--values=" + values("racks")}, want{[]string{"east", "west"}, config.MetadataStatic, 12, "", ""}},
 		{"everything", []string{"--values=" + values("everything")}, want{[]string{"default"}, config.MetadataStatic, 12, "", ""}},
 		{"guest", []string{"--values=" + values("guest")}, want{[]string{"default"}, config.MetadataGuest, 8, "", ""}},
-		{"restarts that are only reported", []string{"--set=attachMode=plan"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts", []string{"--set=attachMode=restart"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"planned restarts of emptied nodes", []string{"--set=attachMode=restart,restartDrain=true"}, want{[]string{"default"}, config.MetadataStatic, 8, "", ""}},
 		{"auto", []string{"--values=" + values("auto")}, want{[]string{"only"}, config.MetadataAuto, 8, "/var/lib/kubelet/plugins_registry/csi.oxide.computer-reg.sock", "csi.oxide.computer/agent-not-ready"}},
@@ -687,7 +687,7 @@ func TestRefused(t *testing.T) {
 		{"another source of the identity", "/node/identity", []string{"--set=node.identity=nomad"}},
 		{"several racks without a source of the rack", "is for one rack", []string{"--values=" + values("racks"), "--set=node.identity=guest"}},
 		{"a wait without the registration that it needs", "needs node.registration plugin", []string{"--set=node.awaitDetachSeconds=300"}},
-		{"a drain without restarts", "restartDrain needs attachMode restart", []string{"--set=attachMode=plan,restartDrain=true"}},
+		{"a drain without restarts", "restartDrain needs attachMode restart", []string{"--set=restartDrain=true"}},
 		{"a taint that is none", "/node/startupTaint", []string{"--set=node.startupTaint=a/b/c"}},
 		{"a folder of kubelet with a socket too long", "/csi.oxide.computer-reg.sock, and the path of a socket has at most 107 bytes; this one has 108", []string{"--set=node.kubeletDir=/" + strings.Repeat("k", 62)}},
 		{"a folder of kubelet with a socket too long in bytes", "this one has 109", []string{"--set=node.kubeletDir=/" + strings.Repeat("é", 31) + "k"}},
@@ -830,6 +830,48 @@ func pathsOf(path string, m object) []string {
 		}
 	}
 	return paths
+}
+
+// TestReadme renders the chart as the quick start of README.md installs it, and compares what the quick start shows:
+// the ready containers of each pod, the images that it pushed, and the claim of the example.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	must(t, err)
+	_, block, _ := strings.Cut(string(text), "## Quick start")
+	_, block, _ = strings.Cut(block, "```sh\n")
+	block, _, _ = strings.Cut(block, "```")
+	lines := strings.Split(strings.ReplaceAll(block, "\\\n", ""), "\n")
+	const install = "helm install oxide-csi deploy/helm/oxide-csi --namespace oxide-csi "
+	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, install) })
+	if i < 0 {
+		t.Fatalf("the quick start has no line %q", install)
+	}
+	objects := parse(t, render(t, strings.Fields(strings.TrimPrefix(lines[i], install))...))
+	for pods, image := range map[string]string{
+		"Deployment/oxide-csi/oxide-csi-controller": "controller", "DaemonSet/oxide-csi/oxide-csi-node": "plugin",
+	} {
+		containers := at[[]any](t, objects[pods], "spec", "template", "spec", "containers")
+		shown := fmt.Sprintf("%s-…  %d/%d  Running", pods[strings.LastIndex(pods, "/")+1:], len(containers), len(containers))
+		if !strings.Contains(block, shown) {
+			t.Errorf("the quick start does not show %q", shown)
+		}
+		pulled := at[string](t, containers[0], "image")
+		if pushed := strings.Replace(pulled, "oxide-csi-"+image+":", "oxide-csi-$i:", 1); pushed == pulled ||
+			!strings.Contains(block, "docker://"+pushed) {
+			t.Errorf("the quick start does not push %s, the image of %s", pulled, pods)
+		}
+	}
+	_, file, _ := strings.Cut(block, "kubectl apply -f ")
+	file, _, _ = strings.Cut(file, "\n")
+	example, err := os.ReadFile(filepath.Join("../..", file))
+	must(t, err)
+	for key := range parse(t, example) {
+		kind, name, _ := strings.Cut(key, "/")
+		if kind == "PersistentVolumeClaim" && !(strings.Contains(block, "kubectl get pvc "+name+" ") &&
+			strings.Contains(block, "oxide-csi explain default/"+name)) {
+			t.Errorf("the quick start does not look at the claim %s of %s", name, file)
+		}
+	}
 }
 
 func TestLint(t *testing.T) {

@@ -31,6 +31,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/pages"
 )
 
@@ -55,6 +56,7 @@ func TestInstall(t *testing.T) {
 			s.helm(t, "install", "--values="+values(set))
 			s.get(t, "/apis/apps/v1/namespaces/"+namespace+"/daemonsets/oxide-csi-node")
 			s.helm(t, "upgrade", "--values="+values(set))
+			s.gatewaysFirst(t)
 			s.uninstall(t)
 		})
 	}
@@ -265,6 +267,42 @@ func (s *server) strict(t *testing.T, args ...string) {
 		}
 		s.post(t, path+"?dryRun=All&fieldValidation=Strict", o)
 	}
+}
+
+// gatewaysFirst checks that neither the namespace, nor the plugin, nor the release can be deleted while there are
+// gateways. Then it deletes what keeps them, as docs/how-to/uninstall.md says.
+func (s *server) gatewaysFirst(t *testing.T) {
+	t.Helper()
+	const message = "gateways of buckets need the plugin"
+	if len(at[[]any](t, s.get(t, paths["StatefulSet"]), "items")) == 0 {
+		return
+	}
+	options := object{"kind": "DeleteOptions", "apiVersion": "v1"}
+	for _, path := range []string{
+		"/api/v1/namespaces/" + namespace,
+		paths["DaemonSet"] + "/oxide-csi-node",
+		paths["Deployment"] + "/oxide-csi-controller",
+	} {
+		await.Eventually(t, path+" cannot be deleted", func() bool { // a new policy takes a moment
+			code, text, err := s.ask("DELETE", path+"?dryRun=All", options)
+			return err == nil && code == http.StatusForbidden && strings.Contains(string(text), message)
+		})
+	}
+	uninstall := exec.Command(program(t, "helm", "helm"), "uninstall", "oxide-csi", "--namespace="+namespace,
+		"--kubeconfig="+s.kubeconfig)
+	if out, err := uninstall.CombinedOutput(); err == nil || !strings.Contains(string(out), message) {
+		t.Errorf("helm uninstall: %v: %s", err, out)
+	}
+	for _, path := range []string{paths["DaemonSet"], paths["Deployment"], paths["StatefulSet"], paths["ClusterRole"]} {
+		if len(at[[]any](t, s.get(t, path), "items")) == 0 {
+			t.Errorf("%s: a refused uninstallation has deleted it", path)
+		}
+	}
+	s.must(t, "DELETE", paths["ValidatingAdmissionPolicyBinding"]+"/oxide-csi-uninstall", options, http.StatusOK)
+	await.Eventually(t, "the plugin can be deleted", func() bool {
+		code, _, err := s.ask("DELETE", paths["DaemonSet"]+"/oxide-csi-node?dryRun=All", options)
+		return err == nil && code == http.StatusOK
+	})
 }
 
 // uninstall checks that nothing is left.

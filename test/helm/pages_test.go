@@ -5,7 +5,6 @@
 package helm_test
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -54,51 +53,6 @@ func checkPage(t *testing.T, page, test, generated string) {
 	}
 }
 
-// TestChartReadme makes the table of the chart's README from values.yaml and its comments.
-func TestChartReadme(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
-	must(t, err)
-	var document yaml.Node
-	must(t, yaml.Unmarshal(text, &document))
-	rows := valueRows(t, "", document.Content[0])
-	if len(rows) < 60 {
-		t.Errorf("%d values were found", len(rows))
-	}
-	checkPage(t, filepath.Join(chart, "README.md"), "TestChartReadme",
-		"\n| value | default | |\n|---|---|---|\n"+strings.Join(rows, ""))
-}
-
-// passedOn are the keys whose maps are passed on as they are: each is one value.
-var passedOn = []string{"affinity", "env", "nodeSelector", "resources"}
-
-// valueRows returns a row for each value in a map.
-func valueRows(t *testing.T, path string, values *yaml.Node) (rows []string) {
-	t.Helper()
-	for i := 0; i < len(values.Content); i += 2 {
-		key, value := values.Content[i], values.Content[i+1]
-		name, comment := path+key.Value, sentences(key.HeadComment)
-		switch {
-		case value.Kind == yaml.MappingNode && len(value.Content) > 0 && !slices.Contains(passedOn, key.Value):
-			if comment != "" {
-				rows = append(rows, fmt.Sprintf("| `%s` | | %s |\n", name, comment))
-			}
-			rows = append(rows, valueRows(t, name+".", value)...)
-		case value.Kind == yaml.SequenceNode && len(value.Content) > 0 && commented(value.Content[0]):
-			rows = append(rows, fmt.Sprintf("| `%s` | a list of one | %s |\n", name, comment))
-			rows = append(rows, valueRows(t, name+"[].", value.Content[0])...)
-		default:
-			rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", name, flow(t, value), comment))
-		}
-	}
-	return rows
-}
-
-// commented reports whether a map has a comment on one of its keys.
-func commented(node *yaml.Node) bool {
-	return node.Kind == yaml.MappingNode &&
-		slices.ContainsFunc(node.Content, func(n *yaml.Node) bool { return n.HeadComment != "" })
-}
-
 // sentences returns the last paragraph of a comment as one line, without an example below it.
 func sentences(comment string) string {
 	paragraphs := strings.Split(comment, "\n\n")
@@ -111,16 +65,6 @@ func sentences(comment string) string {
 		words = append(words, strings.Fields(text)...)
 	}
 	return strings.ReplaceAll(strings.Join(words, " "), "|", "\\|")
-}
-
-// flow returns a value on one line.
-func flow(t *testing.T, value *yaml.Node) string {
-	t.Helper()
-	var decoded any
-	must(t, value.Decode(&decoded))
-	text, err := json.Marshal(decoded)
-	must(t, err)
-	return "`" + string(text) + "`"
 }
 
 // right is a rule of a role.
@@ -174,12 +118,12 @@ func (r right) row(t *testing.T) string {
 	if len(r.Groups) != 1 {
 		t.Errorf("the rule for %v has the groups %q", r.Resources, r.Groups)
 	}
-	with, in := "always", "the cluster"
+	with, in := "always", "cluster"
 	if r.component != "" {
 		with = "`" + r.component + "`"
 	}
 	if !r.cluster {
-		in = "its namespace"
+		in = "namespace"
 	}
 	var resources []string
 	for _, resource := range r.Resources {

@@ -379,8 +379,8 @@ func (r *restarts) drain(t *testing.T) {
 	})
 	// The plugin's pods have no controller in this test.
 	own := []string{
-		"pod " + namespace + "/oxide-csi-controller-worker-3 has no controller that would create it again: delete it by hand",
-		"pod " + namespace + "/oxide-csi-node-worker-3 has no controller that would create it again: delete it by hand",
+		"pod " + namespace + "/oxide-csi-controller-worker-3 has no controller that would create it again: delete it manually",
+		"pod " + namespace + "/oxide-csi-node-worker-3 has no controller that would create it again: delete it manually",
 	}
 	for _, name := range []string{"app", "guarded"} {
 		r.do("POST", "/api/v1/namespaces/default/serviceaccounts", object{"metadata": object{"name": name}}, nil)

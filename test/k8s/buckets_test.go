@@ -216,18 +216,21 @@ func TestBuckets(t *testing.T) {
 	c.uninstallBuckets(t, overlay)
 }
 
-// uninstallBuckets deletes the namespace under a gateway that runs, and gets out of that as docs/how-to/uninstall.md
-// says. Then it uninstalls in the right order.
+// uninstallBuckets tries to delete the namespace under a gateway that runs, which is refused. Without the policy it
+// succeeds, and the test gets out of that as docs/how-to/uninstall.md says. Then it uninstalls in the right order.
 func (c *cluster) uninstallBuckets(t *testing.T, overlay string) {
 	run := pages.Of(t, "../../docs/how-to/uninstall.md")
 	stop, rescue := run[0], run[1]
-	detached := func() {
-		for _, n := range []*node{c.a, c.b} {
-			await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
-		}
-	}
+	c.refusesUninstall(t, "kubectl delete namespace", func() error {
+		_, err := c.try("delete", "namespace", namespace, "--timeout="+waitLimit.String())
+		return err
+	})
+	c.kubectl(t, "delete", "validatingadmissionpolicybinding", "oxide-csi-uninstall")
 	began := time.Now()
-	c.kubectl(t, "delete", "--wait=false", "namespace", namespace)
+	await.Within(t, waitLimit, "the namespace is deleted", func() bool { // the API server still has the binding
+		_, err := c.try("delete", "--wait=false", "namespace", namespace)
+		return err == nil
+	})
 	await.Within(t, waitLimit, "the node plugins are gone", func() bool {
 		return c.get(t, ".items[*].metadata.name", "-n", namespace, "pods", "-l", "app=oxide-csi-node") == ""
 	})
@@ -235,16 +238,73 @@ func (c *cluster) uninstallBuckets(t *testing.T, overlay string) {
 		c.get(t, ".status.phase", "namespace", namespace), c.get(t, ".metadata.name", "-n", namespace, "pod", gatewayPod))
 	c.asReader(t, rescue)
 	c.install(t, "overlay")
-	detached()
+	c.storeDetached(t)
 	t.Logf("measured: from the deletion of the namespace to the detached volume: %.0f s", time.Since(began).Seconds())
 
-	c.asReader(t, pages.Of(t, "../../docs/tutorials/first-bucket.md")[0])
+	secrets := pages.Of(t, "../../docs/tutorials/first-bucket.md")[0]
+	c.asReader(t, secrets)
 	c.kubectl(t, "apply", "-k", overlay)
+	c.stopped(t, stop)
+	c.timed(t, "kubectl delete -k", func() {
+		c.kubectl(t, "delete", "-k", overlay, "--ignore-not-found", "--timeout="+waitLimit.String())
+		c.kubectl(t, "delete", "-k", "overlay", "--timeout="+waitLimit.String())
+	})
+	c.noStores(t)
+}
+
+// refusesUninstall checks that an uninstallation is refused at once, and that the store still runs.
+func (c *cluster) refusesUninstall(t *testing.T, name string, uninstall func() error) {
+	t.Helper()
+	var err error
+	c.timed(t, "a refused "+name, func() { err = uninstall() })
+	if err == nil || !strings.Contains(err.Error(), "stop them first") {
+		t.Fatalf("%s: %v", name, err)
+	}
+	if ready := c.get(t, ".status.readyReplicas", "-n", namespace, "statefulset", "oxide-buckets-main"); ready != "1" {
+		t.Errorf("after a refused %s %q gateways are ready", name, ready)
+	}
+}
+
+// stopped stops the store that runs, as docs/how-to/uninstall.md says.
+func (c *cluster) stopped(t *testing.T, stop string) {
+	t.Helper()
 	c.kubectl(t, "-n", namespace, "rollout", "status", "statefulset/oxide-buckets-main", "--timeout="+waitLimit.String())
-	c.asReader(t, stop)
-	detached()
-	c.kubectl(t, "delete", "-k", overlay, "--ignore-not-found", "--timeout="+waitLimit.String())
-	c.kubectl(t, "delete", "-k", "overlay", "--timeout="+waitLimit.String())
+	c.timed(t, "stop of the gateway", func() { c.asReader(t, stop) })
+	c.storeDetached(t)
+}
+
+// timed logs how long something takes.
+func (c *cluster) timed(t *testing.T, name string, do func()) {
+	t.Helper()
+	began := time.Now()
+	do()
+	t.Logf("measured: %s: %.1f s", name, time.Since(began).Seconds())
+}
+
+// storeDetached waits until no node has the volume of a store.
+func (c *cluster) storeDetached(t *testing.T) {
+	t.Helper()
+	for _, n := range []*node{c.a, c.b} {
+		await.Within(t, waitLimit, "the volume is detached", func() bool { return len(c.attached(t, n)) == 0 })
+	}
+	await.Within(t, waitLimit, "Kubernetes knows it", func() bool {
+		return c.get(t, ".items[*].metadata.name", "volumeattachments") == ""
+	})
+}
+
+// noStores checks that an uninstallation leaves only the disks, whose reclaim policy is Retain.
+func (c *cluster) noStores(t *testing.T) {
+	t.Helper()
+	for _, left := range []string{
+		c.get(t, ".metadata.name", "namespace", namespace), c.get(t, ".items[*].metadata.name", "volumeattachments"),
+	} {
+		if left != "" {
+			t.Errorf("left in the cluster: %s", left)
+		}
+	}
+	if left := c.left(t); left.Disks == 0 || left.Loops+left.Mounts > 0 || len(left.GuestErrors) > 0 {
+		t.Errorf("left on the rack and in the guests: %+v, want only disks", left)
+	}
 }
 
 // growStore makes the volume of the store larger, as docs/explanation/buckets.md says.

@@ -220,8 +220,14 @@ func (c *cluster) waitsForPlugin(t *testing.T) {
 	}
 	set(true)
 	t.Cleanup(func() { set(false) })
-	if c.get(t, ".spec.preventPodSchedulingIfMissing", "csidriver", rpc.PluginName) != "true" {
-		t.Skip("needs Kubernetes 1.37: an older one drops preventPodSchedulingIfMissing")
+	// Kubernetes 1.36 drops the field, and has nothing more to show.
+	newer := !strings.Contains(c.kubectl(t, "get", "--raw", "/version"), `"minor": "36"`)
+	got := c.get(t, ".spec.preventPodSchedulingIfMissing", "csidriver", rpc.PluginName)
+	if newer != (got == "true") {
+		t.Fatalf("the CSIDriver's preventPodSchedulingIfMissing is %q", got)
+	}
+	if !newer {
+		return
 	}
 	t.Run("without the plugin", func(t *testing.T) {
 		c.withoutPlugin(t, c.c)

@@ -65,8 +65,7 @@ func (c *cluster) noHotplug(t *testing.T) {
 	c.explained(t, "pod/default/cold", "RackHasNoHotplug")
 }
 
-// restartPlanned installs the plugin for racks without hot-plug: first so that restarts begin later, and then in the
-// mode in which none begins.
+// restartPlanned installs the plugin for racks without hot-plug, so that restarts begin later.
 func (c *cluster) restartPlanned(t *testing.T) {
 	c.kubectl(t, "apply", "-k", "overlay-restart")
 	t.Cleanup(func() {
@@ -83,8 +82,6 @@ func (c *cluster) restartPlanned(t *testing.T) {
 		simtest.Settings{Hotplug: new(true), HotplugAsync: new(true)})
 	c.uses(t, "planned", c.a)
 	c.explained(t, "pod/default/planned", "RestartPlanned")
-	set("OXIDE_CSI_ATTACH_MODE=plan")
-	c.explained(t, "pod/default/planned", "RestartNeeded")
 }
 
 // slotsFull lets the rack take no disk but the boot disk.

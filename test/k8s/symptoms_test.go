@@ -21,7 +21,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// TestSymptomRows makes mistakes of docs/how-to/troubleshooting-kubernetes.md and docs/reference/errors.md that nothing
+// TestSymptomRows makes mistakes of docs/how-to/troubleshooting.md and docs/reference/errors.md that nothing
 // else makes in a cluster, and waits for the text that the page quotes where the page says that an operator sees it.
 func TestSymptomRows(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -40,7 +40,7 @@ func TestSymptomRows(t *testing.T) {
 		{"belongs to another volume: its UUID is", c.copied},
 		{"was not made by this plugin", c.madeByHand},
 		{"belongs to cluster", c.anotherCluster},
-		{"accessibility_requirements ask for", c.anotherRack},
+		{"accessibility_requirements: this plugin serves", c.anotherRack},
 		{"[InstanceFull]", c.disksByHand},
 		{"has become read-only after an error", c.damaged},
 		{"is still attached to node", c.staysAttached},

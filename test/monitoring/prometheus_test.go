@@ -35,7 +35,7 @@ func TestPrometheus(t *testing.T) {
 	w := newWorld(t)
 	node := w.start(t, "node")
 	w.start(t, "controller")
-	w.start(t, "planning controller", "--attach-mode=plan", "--restart-shutdown=hard", "--cluster-id=planning")
+	w.start(t, "planning controller", "--attach-mode=restart", "--restart-shutdown=hard", "--cluster-id=planning")
 	prometheus := w.prometheus(t)
 	ctx, stop := context.WithCancel(t.Context())
 	worked := make(chan error, 1)

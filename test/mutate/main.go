@@ -9,8 +9,8 @@
 //	go run ./test/mutate                      all bugs
 //	go run ./test/mutate -match '^restart'    those whose name matches
 //	go run ./test/mutate -sample 5 -seed X    five of them, the same five for the same X
-//	go run ./test/mutate -record              also write the results to results.json, and the page in docs
-//	go run ./test/mutate -page                only write the page
+//	go run ./test/mutate -record              also write the results to results.json
+//	go run ./test/mutate -list                run nothing: print the bugs, their tests, and when each was last found
 //
 // It needs root, for loop devices and mounts. Each test runs in its own mount namespace.
 package main
@@ -44,20 +44,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	match := flags.String("match", "", "only bugs whose name matches this regular expression")
 	count := flags.Int("sample", 0, "only this many of them, chosen by -seed; 0 means all")
 	seed := flags.String("seed", "", "text that chooses the sample, such as the hash of a commit")
-	record := flags.Bool("record", false, "write the results to results.json, and the page")
-	onlyPage := flags.Bool("page", false, "run nothing, and write the page from results.json")
+	record := flags.Bool("record", false, "write the results to results.json")
+	list := flags.Bool("list", false, "run nothing: print the bugs, their tests, and when each was last found")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	root, err := moduleRoot()
 	if err != nil {
 		return err
-	}
-	if *onlyPage {
-		return writePage(root)
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("run it as root: the tests need loop devices and mounts, and a skipped test finds nothing")
 	}
 	wanted, err := regexp.Compile(*match)
 	if err != nil {
@@ -66,6 +60,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	chosen := choose(planted, wanted, *count, *seed)
 	if len(chosen) == 0 {
 		return fmt.Errorf("no bug has a name that matches %q", *match)
+	}
+	if *list {
+		results, err := readResults(root)
+		if err != nil {
+			return err
+		}
+		return printList(out, chosen, results)
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("run it as root: the tests need loop devices and mounts, and a skipped test finds nothing")
 	}
 	dir, err := os.MkdirTemp("", "mutate-")
 	if err != nil {
@@ -78,7 +82,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		out,
 	)
 	if *record {
-		err = errors.Join(err, recordResults(root, found), writePage(root))
+		err = errors.Join(err, recordResults(root, found))
 	}
 	return errors.Join(err, os.RemoveAll(dir))
 }

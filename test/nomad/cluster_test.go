@@ -395,7 +395,7 @@ func (m *machine) answers() (lines []string) {
 		text, err := os.ReadFile(log)
 		must(m.t, err)
 		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, "msg=answered") && !strings.Contains(line, "level=DEBUG") ||
+			if strings.Contains(line, "msg=responded") && !strings.Contains(line, "level=DEBUG") ||
 				strings.Contains(line, "method=NodeGetInfo") {
 				lines = append(lines, line)
 			}
@@ -408,7 +408,7 @@ func (m *machine) answers() (lines []string) {
 // answered counts the successful calls of an RPC by the machine's plugins.
 func (m *machine) answered(rpc string) (n int) {
 	for _, line := range m.answers() {
-		if strings.Contains(line, "msg=answered method="+rpc+" ") && strings.Contains(line, "code=OK") {
+		if strings.Contains(line, "msg=responded method="+rpc+" ") && strings.Contains(line, "code=OK") {
 			n++
 		}
 	}

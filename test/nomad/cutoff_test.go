@@ -82,6 +82,7 @@ func TestCutOff(t *testing.T) {
 			return a.ClientStatus != want
 		})
 	})
+	c.says(t, "NodeNotReady: ", "explain", stays[0])
 
 	mend()
 	c.running(stays[0])

@@ -70,6 +70,36 @@ func TestDeferredDetach(t *testing.T) {
 	c.part("the recipe for a stuck disk", func(t *testing.T) { c.stuck(t, operator) })
 }
 
+// A drain by force ends the node plugin at once with the jobs that use volumes. The plugin still unmounts for them, and
+// then the disk leaves.
+func TestDrainByForce(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	c := newCluster(t, impatient)
+	c.grace = "5s"
+	c.install(t)
+	operator, root := c.operator(t), c.as(c.management)
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	first := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, first, first)
+	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	c.moveController(t, "node-b")
+
+	m, id := c.clients["node-a"], c.node("node-a").ID
+	unstaged := m.answered("NodeUnstageVolume")
+	root.run(t, "node", "drain", "-enable", "-force", "-yes", "-detach", id)
+	m.eventually("the volume is unmounted", func() bool { return m.answered("NodeUnstageVolume") > unstaged })
+	if at := c.holder(t, volume.ExternalID); at != "node-a" {
+		t.Errorf("when it was unmounted, its disk was on %q", at)
+	}
+	m.eventually("the disk has left", func() bool { return c.holder(t, volume.ExternalID) == "" })
+	root.run(t, "node", "eligibility", "-enable", id)
+	c.healthy(1, 2)
+	second := c.example(t, operator, "data", "node-a")
+	c.lines(t, operator, second, first, second)
+	c.stop(t, operator, "data")
+}
+
 // redeploy changes the job, so that Nomad replaces its allocation. The disk stays attached.
 func (c *cluster) redeploy(t *testing.T, operator cli, old string) (alloc string) {
 	t.Helper()
@@ -195,10 +225,11 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 			strings.Contains(log, "cannot find out whether the volume is used")
 	})
 	c.waitsInSilence(t, "node-a", "attached to instance")
+	c.says(t, "AttachedElsewhere: ", "explain", "data")
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
 	// The documented command has the documented path of the program.
-	said := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin, "volume", "list", "-o=wide")
+	said := root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin, "volume", "list")
 	if !strings.Contains(said, volume.ExternalID) || !strings.Contains(said, "node-b") {
 		t.Errorf("volume list: %s", said)
 	}

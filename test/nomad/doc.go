@@ -15,9 +15,9 @@
 // client. It really goes down when its node plugin powers it off, and comes up with other disks. It lacks only its own
 // kernel and network.
 //
-// TestDeferredDetach, TestCompoundFault, TestCutOff and TestTwoNamespaces wait most of the time, so they run at once,
-// each with its own cluster. All clients share one network. Those of TestCutOff reach the server through the test,
-// which can cut one off.
+// TestDeferredDetach, TestDrainByForce, TestCompoundFault, TestCutOff, TestTwoNamespaces, TestDisagreements and
+// TestClaimsThatStay wait most of the time, so they run at once, each with its own cluster. All clients share one
+// network. Those of TestCutOff reach the server through the test, which can cut one off.
 //
 // TestDrivers, TestMemory and TestRefused need no cluster and no root, only Nomad's command.
 //

@@ -43,7 +43,6 @@ func TestDrivers(t *testing.T) {
 		{"node", "docker", "restart", "root", node(state, dbus)},
 		{"monolith", "raw_exec", "hot", "root", program},
 		{"monolith", "docker", "hot", "root", node(certificates, state)},
-		{"monolith", "docker", "restart", "root", node(certificates, state, dbus)},
 	} {
 		t.Run(test.file+" "+test.driver+" "+test.attachMode, func(t *testing.T) {
 			output := submitter(t, "NOMAD_VAR_cluster_id=test", "NOMAD_VAR_driver="+test.driver,

@@ -373,8 +373,26 @@ namespace "` + pluginNamespace + `" {
 // ends with an exit code if something is wrong.
 func (c *cluster) says(t *testing.T, text string, args ...string) {
 	t.Helper()
-	user := c.as(c.management, "OXIDE_HOST="+c.sim.Host, "OXIDE_PROJECT="+c.sim.Project, "OXIDE_TOKEN="+c.sim.Token,
-		"OXIDE_CSI_CLUSTER_ID=nomad-test")
+	c.saysWith(t, nil, text, programs.Plugin, args...)
+}
+
+// says is that of the cluster, run on the machine, which sees the disks and the mounts of its guest.
+func (m *machine) says(t *testing.T, text string, args ...string) {
+	t.Helper()
+	guest := m.cluster.sim.Instance(m.name).Guest
+	roots := []string{"OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys"}
+	m.cluster.saysWith(t, roots, text, "nsenter", append(append(m.namespaces(), programs.Plugin), args...)...)
+}
+
+// namespaces are the flags with which nsenter runs a program on the machine.
+func (m *machine) namespaces() []string {
+	return []string{fmt.Sprintf("--target=%d", m.agent()), "--mount", "--pid"}
+}
+
+func (c *cluster) saysWith(t *testing.T, environ []string, text, program string, args ...string) {
+	t.Helper()
+	user := c.as(c.management, append(environ, "OXIDE_HOST="+c.sim.Host, "OXIDE_PROJECT="+c.sim.Project,
+		"OXIDE_TOKEN="+c.sim.Token, "OXIDE_CSI_CLUSTER_ID=nomad-test")...)
 	said, stderr := "", ""
 	defer func() {
 		if t.Failed() {
@@ -382,7 +400,7 @@ func (c *cluster) says(t *testing.T, text string, args ...string) {
 		}
 	}()
 	await.Within(t, waitLimit, fmt.Sprintf("oxide-csi %s says %q", strings.Join(args, " "), text), func() bool {
-		said, stderr, _ = user.tryProgram(programs.Plugin, args...)
+		said, stderr, _ = user.tryProgram(program, args...)
 		return strings.Contains(said, text)
 	})
 }
@@ -612,6 +630,19 @@ func (c *cluster) again(t *testing.T) {
 	first := c.example(t, operator, "data", "node-a")
 	c.lines(t, operator, first, first)
 	c.keepsClaim(t, operator)
+	c.registerAgain(t, operator)
+	must(t, c.sim.ClearFaults(t.Context()))
+	second := c.example(t, operator, "data", "node-b")
+	c.lines(t, operator, second, first, second)
+	c.stop(t, operator, "data")
+	operator.run(t, "volume", "delete", "data")
+	c.nothingLeft(t)
+}
+
+// registerAgain deregisters a volume with a claim and registers it again, as docs/how-to/troubleshooting-nomad.md says.
+// Then it has no claim.
+func (c *cluster) registerAgain(t *testing.T, operator cli) {
+	t.Helper()
 	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
 	must(t, err)
 	if _, stderr, err := operator.try("volume", "deregister", "data"); err == nil {
@@ -621,12 +652,6 @@ func (c *cluster) again(t *testing.T) {
 	operator.run(t, "volume", "deregister", "-force", "data")
 	operator.run(t, "volume", "register", c.filled(t, "volumes/register.volume.hcl",
 		"existing", "data", "DISK-ID", volume.ExternalID, "DISK-NAME", disk))
-	must(t, c.sim.ClearFaults(t.Context()))
-	second := c.example(t, operator, "data", "node-b")
-	c.lines(t, operator, second, first, second)
-	c.stop(t, operator, "data")
-	operator.run(t, "volume", "delete", "data")
-	c.nothingLeft(t)
 }
 
 // keepsClaim stops the example while the rack refuses the record of each deferred detach. So the unpublish fails, and

@@ -27,7 +27,7 @@ import (
 // A job without volumes comes back as the same allocation. A job with volumes does not: a client that boots knows no
 // node plugin, and Nomad 1.11 fails each allocation that claims a volume there before the servers know of a plugin
 // again. Nomad replaces the allocation, and as its job is pinned to the client, the new one runs there too
-// (docs/how-to/planned-restarts-nomad.md).
+// (docs/how-to/planned-restarts.md).
 func TestPlannedRestart(t *testing.T) {
 	c := newBootingCluster(t)
 	c.installForRestarts(t)

@@ -6,6 +6,7 @@ package simrack
 
 import (
 	"errors"
+	"math"
 	"slices"
 )
 
@@ -13,6 +14,8 @@ import (
 type pair struct {
 	instance target
 	disk     selector
+	// slot is the slot that an attach asks for, or -1.
+	slot int
 }
 
 func parsePair(q *request) (pair, error) {
@@ -25,7 +28,18 @@ func parsePair(q *request) (pair, error) {
 		return pair{}, err
 	}
 	d, err := body.selector("disk")
-	return pair{instance: t, disk: d}, err
+	if err != nil {
+		return pair{}, err
+	}
+	p := pair{instance: t, disk: d, slot: -1}
+	if raw, given := body.values["slot_number"]; given && string(raw) != "null" {
+		slot, err := body.unsigned("slot_number", "u16", math.MaxUint16)
+		if err != nil {
+			return pair{}, err
+		}
+		p.slot = int(slot)
+	}
+	return p, nil
 }
 
 // lockPair looks up instance and disk, in this order, and locks both. A disk's name is looked up in the project of the
@@ -75,7 +89,7 @@ func (r *Rack) attach(who caller, p pair) (answer, error) {
 	}
 	defer release()
 	if err = r.checkAttach(i, d); err == nil {
-		err = r.attachDisk(i, d)
+		err = r.attachDisk(i, d, p.slot)
 	}
 	if err != nil && !errors.Is(err, errNothingToDo) {
 		return answer{}, err
@@ -111,14 +125,29 @@ func (r *Rack) checkAttach(i *instance, d *disk) error {
 	return nil
 }
 
-// canHotplug reports whether hot-plug is on and the instance is running.
-func (i *instance) canHotplug(s *settings) bool { return s.Hotplug && i.RunState == runRunning }
+// canHotplug reports whether a disk can be attached although the instance has a virtual machine. The prototype writes
+// the attach before the hypervisor is asked, in each of its states.
+func (i *instance) canHotplug(s *settings) bool {
+	return s.Hotplug == hotplugAttachFirst || s.Hotplug == hotplugOn && i.RunState == runRunning
+}
 
-// attachDisk puts the disk into the lowest free slot.
-func (r *Rack) attachDisk(i *instance, d *disk) error {
+// canUnplug reports whether a disk can be detached although the instance has a virtual machine.
+func (i *instance) canUnplug(s *settings) bool {
+	return s.Hotplug != hotplugOff && s.Unplug && i.RunState == runRunning
+}
+
+// attachDisk puts the disk into a slot, or into the lowest free one if slot is negative.
+func (r *Rack) attachDisk(i *instance, d *disk, slot int) error {
 	set := r.settings.Load()
-	slot := i.freeSlot()
+	if slot < 0 {
+		slot = i.freeSlot()
+	} else if slot >= slots || slices.ContainsFunc(i.disks, func(d *disk) bool { return d.Slot == slot }) {
+		return invalidRequest("slot %d is not free", slot)
+	}
 	place := func(d *disk) { d.State, d.InstanceID, d.Slot = diskAttached, i.ID, slot }
+	if i.hasVMM() && set.Hotplug == hotplugAttachFirst {
+		return r.plugFirst(i, d, set, place)
+	}
 	if i.canHotplug(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { place(d); d.State = diskAttaching })
 		if err == nil {
@@ -143,7 +172,7 @@ func (r *Rack) plug(i *instance, d *disk) error {
 }
 
 func (r *Rack) unplug(i *instance, d *disk) error {
-	if !i.powered {
+	if !i.powered || r.guests != nil && r.guests.Device(i.ID, d.ID) == "" {
 		return nil
 	}
 	return r.callGuests("unplug disk "+d.ID, func(g Guests) error { return g.Unplug(i.ID, d.ID) })
@@ -215,7 +244,7 @@ func (r *Rack) checkDetach(i *instance, d *disk) error {
 	}
 	boot := d.ID == i.BootDiskID
 	switch {
-	case i.hasVMM() && (boot || !i.canHotplug(r.settings.Load())):
+	case i.hasVMM() && (boot || !i.canUnplug(r.settings.Load())):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case boot && i.RunState == runFailed:
 		return invalidRequest("cannot detach disk from instance in failed state")
@@ -227,7 +256,7 @@ func (r *Rack) checkDetach(i *instance, d *disk) error {
 
 func (r *Rack) detachDisk(i *instance, d *disk) error {
 	set := r.settings.Load()
-	if i.canHotplug(set) && set.HotplugAsync {
+	if i.canUnplug(set) && set.HotplugAsync {
 		err := r.changeDisk(d, func(d *disk) { d.State = diskDetaching })
 		if err == nil {
 			r.finishMoveLater(set, r.finishDetach, i.ID, d.ID)

@@ -376,14 +376,14 @@ var cases = []oneRequest{
 // otherCases have a test function of their own, named by the ID.
 var otherCases = []string{"S5", "B6", "I1", "I6", "I8", "Q3", "U1", "U2", "Y1", "Y2"}
 
-// TestEveryCaseInTheDocsHasATest compares the table of docs/reference/rack.md §11 with the tests here.
+// TestEveryCaseInTheDocsHasATest compares the list of docs/reference/rack.md §11 with the tests here.
 func TestEveryCaseInTheDocsHasATest(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/rack.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|`).FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("`([A-Z][0-9]+)`\\s").FindAllStringSubmatch(string(page), -1) {
 		want = append(want, row[1])
 	}
 	got := slices.Clone(otherCases)

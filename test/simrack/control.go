@@ -5,6 +5,7 @@
 package simrack
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -17,9 +18,41 @@ import (
 	"github.com/google/uuid"
 )
 
-// Control is the control endpoint: what tests and demos can do to the rack, but clients cannot.
-// docs/reference/rack.md lists the requests under
-// "The control endpoint". The endpoint has no authentication, so serve it on a loopback address only.
+// Control is the control endpoint: what tests and demos can do to the rack, but clients cannot. It has no
+// authentication, so serve it on a loopback address only. It speaks HTTP with JSON. An unknown field is 400, and an
+// error is {"error":"…"}.
+//
+//   - GET, PATCH /v0/settings: hotplug, hotplug_async, max_disks, latency_ms, latency_max_ms, state_ms, quota_bytes,
+//     cpu_quota, space_bytes, api_version_max. They hold from the next call on, and 0 means no limit. With
+//     latency_max_ms each call takes a random time between the two. GET also shows guests and guests_off.
+//   - GET /v0/instances: each with its run state and since when, its guest's directory, its disks with slot and device.
+//   - POST /v0/instances with name, project, run_state (running, stopped): makes an instance with a boot disk, even
+//     beyond a quota, and a missing project. The reply comes when the guest exists.
+//   - PATCH /v0/instances/{key} with run_state (failed, stopped, running, migrating): that state at once, unchecked.
+//   - POST /v0/halt with instance: the guest powers itself off; 409 unless the instance runs. A guest that boots a
+//     process is only asked, as by a power button.
+//   - POST /v0/power-cut with instance: stopped at once; the guest flushes nothing.
+//   - PATCH /v0/disks/{key} with state (faulted, maintenance, detached): that state at once, on no instance any more.
+//   - PATCH /v0/shown/{key} with any fields, such as {"run_state":"hibernating"}: replies show these instead of the
+//     real ones, as a newer rack would; {} ends it.
+//   - POST /v0/tokens with role (viewer, limited-collaborator, fleet-viewer, none) or roles (by project) and via
+//     (group, silo), or with same_user_as, a token; expires_in_s 0 means never. DELETE /v0/tokens/{token} ends a token.
+//   - POST /v0/faults: see below. GET, DELETE /v0/faults and DELETE /v0/faults/{key} show them with their hits, or
+//     delete them.
+//   - GET, DELETE /v0/calls: counts by operation, and a log of the last 10,000 calls: seq, method, path, operation
+//     (empty without a route), status (0 if no reply was sent), fault. A call is logged before its reply is sent.
+//   - GET /v0/rate: calls in each second since DELETE /v0/calls, for at most a day.
+//   - GET /v0/leftovers: disks, snapshots, loops, mounts, files, without boot disks; guest_errors of the simulator.
+//
+// A fault names an operation (an operationId of the API's schema, or *) and a kind:
+//
+//   - status: not executed; the reply has status, error_code and message, by default the 503 of a rack.
+//   - lost: executed, and the connection is closed without a reply. reset: not executed, the connection is reset.
+//   - delay: executed after delay_ms. silent: executed; from then on the connection swallows what both sides send.
+//
+// It lets skip calls pass and then hits count calls (1; 0 means without an end), each with a probability (1). One fault
+// hits a call: the oldest that has hits left, after routing and before parsing. With HTTP/2 (oxide-sim serve --tls) a
+// connection that ends loses the replies of all its calls.
 func (r *Rack) Control() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, do := range map[string]controlFunc{
@@ -42,6 +75,7 @@ func (r *Rack) Control() http.Handler {
 		"DELETE /v0/calls":          r.deleteCalls,
 		"GET /v0/rate":              r.getRate,
 		"GET /v0/leftovers":         r.getLeftovers,
+		"POST /v0/starter":          r.postStarter,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) { r.serveControl(w, req, do) })
 	}
@@ -113,97 +147,41 @@ func readControl(req *http.Request, into any) error {
 	return nil
 }
 
+// settingsView adds to the settings what cannot be changed.
 type settingsView struct {
-	Hotplug       bool    `json:"hotplug"`
-	HotplugAsync  bool    `json:"hotplug_async"`
-	MaxDisks      int     `json:"max_disks"`
-	LatencyMS     float64 `json:"latency_ms"`
-	LatencyMaxMS  float64 `json:"latency_max_ms"`
-	StateMS       float64 `json:"state_ms"`
-	QuotaBytes    int64   `json:"quota_bytes"`
-	CPUQuota      int64   `json:"cpu_quota"`
-	SpaceBytes    int64   `json:"space_bytes"`
-	APIVersionMax string  `json:"api_version_max"`
-	Guests        bool    `json:"guests"`
-	GuestsOff     string  `json:"guests_off"`
+	settings
+	Guests    bool   `json:"guests"`
+	GuestsOff string `json:"guests_off"`
 }
 
 func (r *Rack) getSettings(*http.Request) (int, any, error) {
-	s := r.settings.Load()
-	return 200, settingsView{
-		Hotplug:       s.Hotplug,
-		HotplugAsync:  s.HotplugAsync,
-		MaxDisks:      s.MaxDisks,
-		LatencyMS:     s.LatencyMS,
-		LatencyMaxMS:  s.LatencyMaxMS,
-		StateMS:       s.StateMS,
-		QuotaBytes:    s.QuotaBytes,
-		CPUQuota:      s.CPUQuota,
-		SpaceBytes:    s.SpaceBytes,
-		APIVersionMax: s.apiVersionMax.String(),
-		Guests:        r.guests != nil,
-		GuestsOff:     r.guestsOff,
-	}, nil
+	return 200, settingsView{settings: *r.settings.Load(), Guests: r.guests != nil, GuestsOff: r.guestsOff}, nil
 }
 
-// settingsPatch holds the settings to change. Missing fields stay unchanged. It has no field for guests, which cannot
-// be changed.
-type settingsPatch struct {
-	Hotplug       *bool    `json:"hotplug"`
-	HotplugAsync  *bool    `json:"hotplug_async"`
-	MaxDisks      *int     `json:"max_disks"`
-	LatencyMS     *float64 `json:"latency_ms"`
-	LatencyMaxMS  *float64 `json:"latency_max_ms"`
-	StateMS       *float64 `json:"state_ms"`
-	QuotaBytes    *int64   `json:"quota_bytes"`
-	CPUQuota      *int64   `json:"cpu_quota"`
-	SpaceBytes    *int64   `json:"space_bytes"`
-	APIVersionMax *string  `json:"api_version_max"`
-}
-
+// patchSettings changes the settings of the request and leaves the others.
 func (r *Rack) patchSettings(req *http.Request) (int, any, error) {
-	var p settingsPatch
-	if err := readControl(req, &p); err != nil {
-		return 0, nil, err
-	}
 	r.mu.Lock() // so that concurrent patches do not overwrite each other
 	defer r.mu.Unlock()
-	old := r.settings.Load()
-	s := &settings{
-		Hotplug:      valueOr(p.Hotplug, old.Hotplug),
-		HotplugAsync: valueOr(p.HotplugAsync, old.HotplugAsync),
-		MaxDisks:     valueOr(p.MaxDisks, old.MaxDisks),
-		LatencyMS:    valueOr(p.LatencyMS, old.LatencyMS),
-		LatencyMaxMS: valueOr(
-			p.LatencyMaxMS,
-			old.LatencyMaxMS,
-		),
-		StateMS:       valueOr(p.StateMS, old.StateMS),
-		QuotaBytes:    valueOr(p.QuotaBytes, old.QuotaBytes),
-		CPUQuota:      valueOr(p.CPUQuota, old.CPUQuota),
-		SpaceBytes:    valueOr(p.SpaceBytes, old.SpaceBytes),
-		apiVersionMax: old.apiVersionMax,
-	}
-	if p.APIVersionMax != nil {
-		var err error
-		if s.apiVersionMax, err = parseVersion(*p.APIVersionMax); err != nil {
-			return 0, nil, fmt.Errorf("api_version_max %q: %w", *p.APIVersionMax, err)
-		}
+	s := *r.settings.Load()
+	if err := readControl(req, &s); err != nil {
+		return 0, nil, err
 	}
 	if err := s.check(); err != nil {
 		return 0, nil, err
 	}
-	r.settings.Store(s)
+	r.settings.Store(&s)
 	return r.getSettings(req)
 }
 
 type controlInstanceView struct {
-	ID       string            `json:"id"`
-	Name     string            `json:"name"`
-	Project  string            `json:"project"`
-	RunState string            `json:"run_state"`
-	Guest    string            `json:"guest"`
-	Disks    []controlDiskView `json:"disks"`
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	Project  string `json:"project"`
+	RunState string `json:"run_state"`
+	// RunStateUpdated is the time of the run state.
+	RunStateUpdated time.Time         `json:"run_state_updated"`
+	Guest           string            `json:"guest"`
+	Disks           []controlDiskView `json:"disks"`
 }
 
 type controlDiskView struct {
@@ -217,11 +195,12 @@ type controlDiskView struct {
 // controlView is the rack's part of the JSON of an instance; [Rack.addGuest] adds the guest's part.
 func (i *instance) controlView() controlInstanceView {
 	v := controlInstanceView{
-		ID:       i.ID,
-		Name:     i.Name,
-		Project:  i.project.Name,
-		RunState: i.RunState,
-		Disks:    []controlDiskView{},
+		ID:              i.ID,
+		Name:            i.Name,
+		Project:         i.project.Name,
+		RunState:        i.RunState,
+		RunStateUpdated: i.StateUpdated,
+		Disks:           []controlDiskView{},
 	}
 	for _, d := range i.disks {
 		v.Disks = append(v.Disks, controlDiskView{ID: d.ID, Name: d.Name, Slot: d.Slot})
@@ -330,7 +309,7 @@ func (r *Rack) lockInstanceByKey(key string) (i *instance, release func(), err e
 }
 
 // operator is the caller for operations of the control endpoint.
-var operator = caller{role: "operator", access: accessModify}
+var operator = caller{role: roleOperator}
 
 // handleChange locks an instance, changes it, and answers with its new state.
 func (r *Rack) handleChange(key string, do func(*instance) error) (int, any, error) {
@@ -381,6 +360,28 @@ func (r *Rack) patchInstance(req *http.Request) (int, any, error) {
 			return err
 		}
 		return r.setState(i, body.RunState)
+	})
+}
+
+// postStarter makes somebody start the instance whenever it is stopped. With every_ms 0 he leaves.
+func (r *Rack) postStarter(req *http.Request) (int, any, error) {
+	var body struct {
+		Instance string  `json:"instance"`
+		EveryMS  float64 `json:"every_ms"`
+	}
+	if err := readControl(req, &body); err != nil {
+		return 0, nil, err
+	}
+	if body.EveryMS < 0 {
+		return 0, nil, errors.New("every_ms cannot be negative")
+	}
+	return r.handleChange(body.Instance, func(i *instance) error {
+		delete(r.starters, i.ID)
+		if every := milliseconds(body.EveryMS); every > 0 {
+			r.starters[i.ID] = every
+			r.starter(i.ID, every)
+		}
+		return nil
 	})
 }
 
@@ -488,6 +489,8 @@ func (r *Rack) findDisk(key string) (*disk, error) {
 func (r *Rack) postToken(req *http.Request) (int, any, error) {
 	var body struct {
 		Role string `json:"role"`
+		// Roles are the roles in single projects, by name. Role, here none by default, is the one in the others.
+		Roles map[string]string `json:"roles"`
 		// SameUserAs is a token of the user who gets one more token.
 		SameUserAs string `json:"same_user_as"`
 		// Via is where the role is assigned: "", [viaGroup] or [viaSilo].
@@ -499,16 +502,30 @@ func (r *Rack) postToken(req *http.Request) (int, any, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	made := &token{Token: tokenPrefix + rand.Text(), Role: body.Role, Via: body.Via, UserID: uuid.NewString()}
+	made := &token{
+		Token:  tokenPrefix + rand.Text(),
+		Role:   body.Role,
+		Roles:  body.Roles,
+		Via:    body.Via,
+		UserID: uuid.NewString(),
+	}
 	roles := []string{roleViewer, roleLimitedCollaborator, roleFleetViewer, roleNone}
+	if len(body.Roles) > 0 {
+		made.Role = cmp.Or(body.Role, roleNone)
+	}
+	for name, role := range body.Roles {
+		if _, has := r.projects.named(name); !has || !slices.Contains(roles, role) {
+			return 0, nil, fmt.Errorf("roles: %q in project %q: a project of this rack, and one of %v", role, name, roles)
+		}
+	}
 	other := r.tokens[body.SameUserAs]
 	switch {
-	case other != nil && body.Role == "":
-		made.Role, made.Via, made.UserID = other.Role, other.Via, other.UserID
+	case other != nil && made.Role == "":
+		made.Role, made.Roles, made.Via, made.UserID = other.Role, other.Roles, other.Via, other.UserID
 	case body.SameUserAs != "":
 		return 0, nil, errors.New("same_user_as: a token of this rack, and no role")
-	case !slices.Contains(roles, body.Role):
-		return 0, nil, fmt.Errorf("role %q: one of %v", body.Role, roles)
+	case !slices.Contains(roles, made.Role):
+		return 0, nil, fmt.Errorf("role %q: one of %v", made.Role, roles)
 	case !slices.Contains([]string{"", viaGroup, viaSilo}, body.Via):
 		return 0, nil, fmt.Errorf("via %q: one of %s, %s, or left out", body.Via, viaGroup, viaSilo)
 	}

@@ -24,7 +24,9 @@ func TestSettings(t *testing.T) {
 		"hotplug": false, "hotplug_async": false, "max_disks": 12.0, "latency_ms": 1.5,
 		"latency_max_ms": 0.0, "state_ms": 1000.0,
 		"quota_bytes": 7.0, "cpu_quota": 9.0, "space_bytes": 8.0, "api_version_max": "2026060800.0.0",
-		"guests": false, "guests_off": "no root",
+		"guests": false, "guests_off": "no root", "messages": "",
+		"unplug": true, "plug_delay_ms": 0.0, "plug_fails": 0.0, "snapshot_ms": 0.0, "creating_ms": 0.0, "pantry": false,
+		"space_returns_ms": 0.0, "start_refusal": "",
 	}
 	check := func() {
 		t.Helper()
@@ -40,7 +42,8 @@ func TestSettings(t *testing.T) {
 	check()
 	for _, refused := range []string{
 		`{"max_disks":13}`, `{"max_disks":-1}`, `{"latency_ms":-1}`, `{"latency_ms":3}`, `{"latency_max_ms":-1}`, `{"quota_bytes":-1}`, `{"api_version_max":"new"}`,
-		`{"guests":true}`, `{"colour":"red"}`, `{`, `{"hotplug":"yes"}`,
+		`{"guests":true}`, `{"colour":"red"}`, `{`, `{"hotplug":"yes"}`, `{"messages":"none"}`,
+		`{"start_refusal":"x"}`, `{"plug_fails":-2}`, `{"plug_delay_ms":-1}`,
 	} {
 		w.operate("PATCH", "/settings", refused, 400, nil)
 	}

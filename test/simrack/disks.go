@@ -273,7 +273,14 @@ func (r *Rack) removeDisk(d *disk) error {
 	delete(r.disks, d.ID)
 	d.project.disks.remove(d)
 	r.usedBytes -= d.SizeBytes
-	if d.Placed {
+	if later := r.settings.Load().SpaceReturnsMS; d.Placed && later > 0 {
+		size := d.SizeBytes
+		r.runAfter(milliseconds(later), func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.usedSpace -= size
+		})
+	} else if d.Placed {
 		r.usedSpace -= d.SizeBytes
 	}
 	if i := r.instances[d.InstanceID]; i != nil {
@@ -315,17 +322,18 @@ func (r *Rack) changeDisks(disks []*disk, alter func(*disk), with ...change) err
 // makeDisk inserts a disk that was checked. With guests it then creates the backing store, and the disk shows creating.
 // The caller has locked the disk.
 func (r *Rack) makeDisk(d *disk) error {
-	rest := d.State
-	if r.guests != nil {
+	rest, takes := d.State, milliseconds(r.settings.Load().CreatingMS)
+	if r.guests != nil || takes > 0 {
 		d.State = diskCreating
 	}
 	if err := r.store.write(putRecord(bucketDisks, d.ID, d)); err != nil {
 		return err
 	}
 	r.insertDisk(d.project, d)
-	if r.guests == nil {
+	if r.guests == nil && takes == 0 {
 		return nil
 	}
+	r.pause(takes)
 	err := r.callGuests("create disk "+d.ID, func(g Guests) error {
 		if d.SnapshotID != "" {
 			return g.RestoreDisk(d.ID, d.SizeBytes, d.SnapshotID)
@@ -346,6 +354,7 @@ func lookup[T record](
 	t target,
 	byID map[string]T,
 	in func(*project) *collection[T],
+	of func(T) *project,
 	who caller,
 	want access,
 ) (T, error) {
@@ -368,13 +377,13 @@ func lookup[T record](
 	if object == none {
 		return none, t.sel.notFound(kind.name)
 	}
-	return object, who.authorize(want, t.sel.notFound(kind.name))
+	return object, who.authorize(of(object), want, t.sel.notFound(kind.name))
 }
 
 func projectDisks(p *project) *collection[*disk] { return &p.disks }
 
 func (r *Rack) lookupDisk(who caller, t target, want access) (*disk, error) {
-	return lookup(r, kindDisk, t, r.disks, projectDisks, who, want)
+	return lookup(r, kindDisk, t, r.disks, projectDisks, func(d *disk) *project { return d.project }, who, want)
 }
 
 func parseDiskList(r *Rack, q *request) (action, error) {

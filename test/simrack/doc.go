@@ -19,6 +19,7 @@
 //   - rack.go: options, the Rack, starting and stopping it, and locking its records
 //   - disks.go, instances.go, attach.go, snapshots.go, groups.go: the state machine, one file per section of
 //     docs/reference/rack.md
+//   - behaviour.go: settings for what a rack may do and mostly does not
 //   - guests.go: what a rack asks of the machines inside its instances
 //   - addresses.go: network interfaces and addresses of instances, which only other clients than the plugin ask for
 //   - names.go: names, UUIDs, and selectors, which may be either

@@ -37,7 +37,7 @@ func (g *group) key() (name, id string) { return g.Name, g.ID }
 func projectGroups(p *project) *collection[*group] { return &p.groups }
 
 func (r *Rack) lookupGroup(who caller, t target, want access) (*group, error) {
-	return lookup(r, kindGroup, t, r.groups, projectGroups, who, want)
+	return lookup(r, kindGroup, t, r.groups, projectGroups, func(g *group) *project { return g.project }, who, want)
 }
 
 // insertGroup adds a record to the indexes.

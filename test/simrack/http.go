@@ -389,7 +389,7 @@ func (r *Rack) reply(w http.ResponseWriter, req *http.Request, entry callEntry, 
 func (r *Rack) toAPIError(req *http.Request, err error) *apiError {
 	var refusal *apiError
 	if errors.As(err, &refusal) {
-		return refusal
+		return r.settings.Load().inOtherWords(refusal)
 	}
 	r.log.Error("the simulator failed", "method", req.Method, "path", req.URL.Path, "error", err)
 	return &apiError{status: 500, code: codeInternal, message: messageInternal}

@@ -56,6 +56,8 @@ type instance struct {
 	// hasGuest means that the guest exists, powered that it is powered on. boots counts how often it was powered on.
 	hasGuest, powered bool
 	boots             int
+	// plugs means that its virtual machine can be given disks as in the prototype of hot-plug: it has booted with that.
+	plugs bool
 	// transition counts the changes of RunState. Background work of an earlier transition must not finish in a later one.
 	transition int
 }
@@ -148,6 +150,7 @@ func (r *Rack) powerOn(i *instance) error {
 	}
 	slices.SortFunc(shown, func(a, b GuestDisk) int { return a.Slot - b.Slot })
 	i.boots++
+	i.plugs = r.settings.Load().Hotplug == hotplugAttachFirst
 	id, boot := i.ID, i.boots // copies: the record may only be read with mu held
 	ended := func(reset bool) { r.guestEnded(id, boot, reset) }
 	err := r.callGuests("power on "+id, func(g Guests) error { return g.PowerOn(id, shown, ended) })
@@ -239,7 +242,16 @@ func (r *Rack) finish(id string, transition int, state string) {
 func projectInstances(p *project) *collection[*instance] { return &p.instances }
 
 func (r *Rack) lookupInstance(who caller, t target, want access) (*instance, error) {
-	return lookup(r, kindInstance, t, r.instances, projectInstances, who, want)
+	return lookup(
+		r,
+		kindInstance,
+		t,
+		r.instances,
+		projectInstances,
+		func(i *instance) *project { return i.project },
+		who,
+		want,
+	)
 }
 
 // lockInstance looks an instance up and locks it.
@@ -324,6 +336,9 @@ func (r *Rack) start(i *instance) error {
 		return nil
 	}
 	set := r.settings.Load()
+	if set.StartRefusal != "" {
+		return r.refuseStart(i, set)
+	}
 	if cpus, _ := r.running(); set.CPUQuota > 0 && cpus+int64(i.NCPUs) > set.CPUQuota {
 		return fail(507, codeCapacity, messageCPUQuota)
 	}

@@ -58,6 +58,10 @@ type Options struct {
 	// disk first shows attaching or detaching for the duration of Latency.
 	Hotplug      bool
 	HotplugAsync bool
+	// AttachFirst is hot-plug as it was prototyped in 2026, instead of Hotplug: a disk shows attached before the guest has
+	// it. [World] says more.
+	AttachFirst bool
+	World
 	// APIVersionMax is the newest API version that the rack serves; empty means 2026060800.0.0.
 	APIVersionMax string
 	// Guests simulate the machines inside the instances; nil means no guests.
@@ -105,6 +109,8 @@ type Rack struct {
 	// is signalled on every change.
 	locked   map[string]bool
 	unlocked *sync.Cond
+	// starters maps the ID of an instance to the interval of somebody who starts it.
+	starters map[string]time.Duration
 	// snapshotting holds the IDs of disks with a snapshot in progress.
 	snapshotting map[string]bool
 }
@@ -133,15 +139,19 @@ func (p *project) key() (name, id string) { return p.Name, p.ID }
 
 // settings are the options that the control endpoint can change at any time.
 type settings struct {
-	Hotplug       bool
-	HotplugAsync  bool
-	MaxDisks      int
-	LatencyMS     float64
-	LatencyMaxMS  float64
-	StateMS       float64
-	QuotaBytes    int64
-	CPUQuota      int64
-	SpaceBytes    int64
+	World
+	Unplug        bool        `json:"unplug"`
+	Hotplug       hotplugMode `json:"hotplug"`
+	HotplugAsync  bool        `json:"hotplug_async"`
+	MaxDisks      int         `json:"max_disks"`
+	LatencyMS     float64     `json:"latency_ms"`
+	LatencyMaxMS  float64     `json:"latency_max_ms"`
+	StateMS       float64     `json:"state_ms"`
+	QuotaBytes    int64       `json:"quota_bytes"`
+	CPUQuota      int64       `json:"cpu_quota"`
+	SpaceBytes    int64       `json:"space_bytes"`
+	APIVersionMax string      `json:"api_version_max"`
+
 	apiVersionMax apiVersion
 }
 
@@ -168,7 +178,7 @@ func New(o Options) (*Rack, error) {
 		closed: make(chan struct{}),
 		tokens: map[string]*token{}, disks: map[string]*disk{}, instances: map[string]*instance{},
 		snapshots: map[string]*snapshot{}, groups: map[string]*group{},
-		locked: map[string]bool{}, snapshotting: map[string]bool{},
+		locked: map[string]bool{}, snapshotting: map[string]bool{}, starters: map[string]time.Duration{},
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -196,17 +206,20 @@ func (o *Options) settings() (*settings, error) {
 			return nil, fmt.Errorf("name %q: %w", name, err)
 		}
 	}
-	version, err := parseVersion(o.APIVersionMax)
-	if err != nil {
-		return nil, fmt.Errorf("newest API version %q: %w", o.APIVersionMax, err)
-	}
 	s := &settings{
-		Hotplug: o.Hotplug, HotplugAsync: o.HotplugAsync, MaxDisks: o.MaxDisks,
+		World:  o.World,
+		Unplug: !o.NoUnplug, HotplugAsync: o.HotplugAsync, MaxDisks: o.MaxDisks,
 		LatencyMS:    float64(o.Latency) / float64(time.Millisecond),
 		LatencyMaxMS: float64(o.LatencyMax) / float64(time.Millisecond),
 		StateMS:      float64(o.StateTime) / float64(time.Millisecond),
 		QuotaBytes:   o.QuotaBytes, CPUQuota: int64(o.CPUQuota), SpaceBytes: o.SpaceBytes,
-		apiVersionMax: version,
+		APIVersionMax: o.APIVersionMax,
+	}
+	switch {
+	case o.AttachFirst:
+		s.Hotplug = hotplugAttachFirst
+	case o.Hotplug:
+		s.Hotplug = hotplugOn
 	}
 	return s, s.check()
 }
@@ -225,7 +238,11 @@ func (s *settings) check() error {
 	if s.LatencyMaxMS != 0 && s.LatencyMaxMS < s.LatencyMS {
 		return fmt.Errorf("latency_max_ms is %v, less than latency_ms, which is %v", s.LatencyMaxMS, s.LatencyMS)
 	}
-	return nil
+	var err error
+	if s.apiVersionMax, err = parseVersion(s.APIVersionMax); err != nil {
+		return fmt.Errorf("api_version_max %q: %w", s.APIVersionMax, err)
+	}
+	return s.World.check()
 }
 
 // initialize loads the records and creates what is missing.
@@ -425,7 +442,7 @@ func (r *Rack) lookupProject(who caller, sel selector, want access) (*project, e
 	if err != nil {
 		return nil, err
 	}
-	return p, who.authorize(want, sel.notFound("project"))
+	return p, who.authorize(p, want, sel.notFound("project"))
 }
 
 func parsePing(*Rack, *request) (action, error) {
@@ -453,7 +470,7 @@ func parseProjectList(r *Rack, q *request) (action, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		// Listing projects takes a role on the silo. The simulated rack accepts read access to all projects instead.
-		if who.authorize(accessRead, errForbidden) != nil {
+		if who.authorize(nil, accessRead, errForbidden) != nil {
 			return answer{}, errForbidden
 		}
 		return answer{200, makePage(r.projects.next(sc), sc, (*project).view)}, nil

@@ -38,7 +38,16 @@ func (s *snapshot) key() (name, id string) { return s.Name, s.ID }
 func projectSnapshots(p *project) *collection[*snapshot] { return &p.snapshots }
 
 func (r *Rack) lookupSnapshot(who caller, t target, want access) (*snapshot, error) {
-	return lookup(r, kindSnapshot, t, r.snapshots, projectSnapshots, who, want)
+	return lookup(
+		r,
+		kindSnapshot,
+		t,
+		r.snapshots,
+		projectSnapshots,
+		func(s *snapshot) *project { return s.project },
+		who,
+		want,
+	)
 }
 
 // insertSnapshot adds a record to the indexes. A snapshot takes as much quota and space as its disk.
@@ -120,7 +129,7 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	defer release()
+	defer func() { release() }()
 	if err := r.checkSnapshot(p, d, spec); err != nil {
 		return answer{}, err
 	}
@@ -132,6 +141,20 @@ func (r *Rack) createSnapshot(who caller, spec snapshotSpec) (answer, error) {
 		return answer{}, err
 	}
 	r.insertSnapshot(p, s)
+	set := r.settings.Load()
+	if i := r.instances[d.InstanceID]; set.Pantry && i != nil && !i.hasVMM() {
+		release()
+		err := r.waitInPantry(d, set)
+		id := d.ID
+		again, _ := r.lock(func() ([]string, error) { return []string{id}, nil })
+		release = again
+		if err == nil && r.disks[id] == nil { // it was detached and deleted meanwhile
+			err = fail(500, codeInternal, messageInternal)
+		}
+		if err != nil {
+			return answer{}, errors.Join(err, r.removeSnapshot(s))
+		}
+	}
 	if err := r.takeSnapshot(d, s); err != nil {
 		return answer{}, errors.Join(err, r.removeSnapshot(s))
 	}
@@ -190,7 +213,8 @@ func (r *Rack) checkSnapshot(p *project, d *disk, spec snapshotSpec) error {
 
 // takeSnapshot has the guests copy the contents of a disk. The caller has locked the disk.
 func (r *Rack) takeSnapshot(d *disk, s *snapshot) (err error) {
-	if r.guests == nil {
+	takes := milliseconds(r.settings.Load().SnapshotMS)
+	if r.guests == nil && takes == 0 {
 		return nil
 	}
 	r.snapshotting[d.ID] = true
@@ -201,6 +225,7 @@ func (r *Rack) takeSnapshot(d *disk, s *snapshot) (err error) {
 		}
 		defer func() { err = errors.Join(err, r.changeDisk(d, func(d *disk) { d.State = diskDetached })) }()
 	}
+	r.pause(takes)
 	busy := false
 	err = r.callGuests("snapshot disk "+d.ID, func(g Guests) error {
 		err := g.CreateSnapshot(s.ID, d.ID)

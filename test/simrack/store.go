@@ -50,7 +50,7 @@ func openStore(dir string) (*store, error) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the state folder: %w", err)
+		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
 	path := filepath.Join(dir, "rack.db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
@@ -58,7 +58,7 @@ func openStore(dir string) (*store, error) {
 		FreelistType: bbolt.FreelistMapType,
 	})
 	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s is in use by another process: give each rack its own state folder", path)
+		return nil, fmt.Errorf("%s is in use by another process: give each rack its own state directory", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)

@@ -18,6 +18,7 @@ const (
 	roleViewer              = "viewer"
 	roleFleetViewer         = "fleet-viewer"
 	roleNone                = "none"
+	roleOperator            = "operator" // of the control endpoint
 )
 
 // access is a level of rights in a project.
@@ -33,9 +34,11 @@ var errForbidden error = &apiError{status: 403, code: codeForbidden, message: "F
 
 // token is an API token with its user and role.
 type token struct {
-	Token  string `json:"token"`
-	Role   string `json:"role"`
-	UserID string `json:"user_id"`
+	Token string `json:"token"`
+	Role  string `json:"role"`
+	// Roles are the roles in single projects, by name. They count instead of Role.
+	Roles  map[string]string `json:"roles,omitempty"`
+	UserID string            `json:"user_id"`
 	// Via says where the role is assigned: "" to the user, [viaGroup] to a group of the user, [viaSilo] on the silo.
 	Via     string    `json:"via,omitempty"`
 	Created time.Time `json:"created"`
@@ -124,11 +127,11 @@ func parseSiloPolicy(r *Rack, _ *request) (action, error) {
 	return func(caller) (answer, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return answer{200, r.policy(true)}, nil
+		return answer{200, r.policy(nil)}, nil
 	}, nil
 }
 
-// parseProjectPolicy reads a request for the roles on a project. Tokens have the same role on all projects.
+// parseProjectPolicy reads a request for the roles on a project.
 func parseProjectPolicy(r *Rack, q *request) (action, error) {
 	sel, err := parseSelector(q.segment)
 	if err != nil {
@@ -137,23 +140,25 @@ func parseProjectPolicy(r *Rack, q *request) (action, error) {
 	return func(who caller) (answer, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if _, err := r.lookupProject(who, sel, accessRead); err != nil {
+		p, err := r.lookupProject(who, sel, accessRead)
+		if err != nil {
 			return answer{}, err
 		}
-		return answer{200, r.policy(false)}, nil
+		return answer{200, r.policy(p)}, nil
 	}, nil
 }
 
-// policy lists the roles that are assigned on the silo, or on each project.
-func (r *Rack) policy(onSilo bool) policyView {
+// policy lists the roles that are assigned on a project, or on the silo if p is nil.
+func (r *Rack) policy(p *project) policyView {
 	view := policyView{RoleAssignments: []assignmentView{}}
 	seen := map[assignmentView]bool{}
 	for _, t := range r.tokens {
-		a := assignmentView{IdentityID: t.UserID, IdentityType: "silo_user", RoleName: strings.ReplaceAll(t.Role, "-", "_")}
+		role := t.caller().roleIn(p)
+		a := assignmentView{IdentityID: t.UserID, IdentityType: "silo_user", RoleName: strings.ReplaceAll(role, "-", "_")}
 		if group := t.group(); group != "" {
 			a.IdentityID, a.IdentityType = group, "silo_group"
 		}
-		if t.caller().access == accessNone || onSilo != (t.Via == viaSilo) || seen[a] {
+		if accessOf(role) == accessNone || (p == nil) != (t.Via == viaSilo) || seen[a] {
 			continue
 		}
 		seen[a] = true
@@ -166,29 +171,44 @@ func (r *Rack) policy(onSilo bool) policyView {
 type caller struct {
 	userID string
 	role   string
-	group  string
-	// access is what the caller may do in every project. A role on the fleet alone gives no access to projects.
-	access access
-	fleet  bool
+	// roles are those of [token.Roles].
+	roles map[string]string
+	group string
+	fleet bool
+}
+
+// roleIn is the caller's role in a project. It is the one in all projects if p is nil.
+func (c caller) roleIn(p *project) string {
+	if p != nil {
+		if role, has := c.roles[p.Name]; has {
+			return role
+		}
+	}
+	return c.role
+}
+
+// accessOf is what a role allows. A role on the fleet alone gives no access to projects.
+func accessOf(role string) access {
+	switch role {
+	case roleOperator, roleCollaborator, roleLimitedCollaborator:
+		return accessModify
+	case roleViewer:
+		return accessRead
+	}
+	return accessNone
 }
 
 func (t *token) caller() caller {
-	who := caller{userID: t.UserID, role: t.Role, group: t.group(), fleet: t.Role == roleFleetViewer}
-	switch t.Role {
-	case roleCollaborator, roleLimitedCollaborator:
-		who.access = accessModify
-	case roleViewer:
-		who.access = accessRead
-	}
-	return who
+	return caller{userID: t.UserID, role: t.Role, roles: t.Roles, group: t.group(), fleet: t.Role == roleFleetViewer}
 }
 
-// authorize returns nil, notFound for an object that the caller authorize not see, or 403 (docs/reference/rack.md §1).
-func (c caller) authorize(want access, missing error) error {
-	switch {
-	case c.access == accessNone:
+// authorize returns nil, missing for an object of the project that the caller may not see, or 403
+// (docs/reference/rack.md §1).
+func (c caller) authorize(p *project, want access, missing error) error {
+	switch has := accessOf(c.roleIn(p)); {
+	case has == accessNone:
 		return missing
-	case c.access < want:
+	case has < want:
 		return errForbidden
 	}
 	return nil

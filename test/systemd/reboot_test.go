@@ -104,7 +104,7 @@ WantedBy=multi-user.target
 	m.dial("controller")
 	m.dial("node")
 	for _, volume := range []string{"other", "ledger"} {
-		m.run("oxide-csi", "volume", "detach", volume, "--sys-root="+guest+"/sys")
+		m.run("env", "OXIDE_CSI_SYS_ROOT="+guest+"/sys", "oxide-csi", "volume", "detach", volume)
 		m.run("oxide-csi", "volume", "delete", volume)
 	}
 	m.stop()

@@ -515,7 +515,7 @@ func (m *machine) unit() {
 	m.withoutController(v)
 	m.run("systemctl", "disable", "--now", "oxide-volume@data")
 	m.mounted(v, false)
-	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
+	m.run("env", "OXIDE_CSI_SYS_ROOT="+m.sim.Instance("node-a").Guest+"/sys", "oxide-csi", "volume", "detach", id)
 	m.run("oxide-csi", "volume", "delete", id)
 }
 
@@ -576,7 +576,7 @@ ExecStart=/bin/sh -c 'echo started >/srv/db/state && exec sleep 1000000'
 		"the service is stopped with its volume",
 		func() bool { return m.property("db", "ActiveState") == "inactive" },
 	)
-	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
+	m.run("env", "OXIDE_CSI_SYS_ROOT="+m.sim.Instance("node-a").Guest+"/sys", "oxide-csi", "volume", "detach", id)
 	m.run("oxide-csi", "volume", "delete", id)
 }
 
@@ -604,7 +604,7 @@ func (m *machine) encrypted() {
 	}) {
 		m.t.Errorf("none of %v opens with the passphrase", devices)
 	}
-	m.run("oxide-csi", "volume", "detach", id, "--sys-root="+m.sim.Instance("node-a").Guest+"/sys")
+	m.run("env", "OXIDE_CSI_SYS_ROOT="+m.sim.Instance("node-a").Guest+"/sys", "oxide-csi", "volume", "detach", id)
 	m.run("oxide-csi", "volume", "delete", id)
 	must(m.t, os.Remove(m.in("/etc/systemd/system/oxide-csi-node.service.d/encrypted.conf")))
 	m.run("systemctl", "daemon-reload")

@@ -565,7 +565,7 @@ var cases = []testCase{
 	{id: "A4", what: "attach a disk while the instance runs",
 		given: "d, i runs", need: starts, reads: "instance is not fully stopped",
 		asks: []ask{asks(attachD, notStopped).learns(noHotplug).orElse(alternative{want: accepted, fact: hotplug})},
-		rests: "In the attach modes plan and restart the plugin recognises by this refusal that a restart is " +
+		rests: "In attach mode restart the plugin recognises by this refusal that a restart is " +
 			"needed.", harm: service},
 	{id: "B3", what: "detach a disk while the instance runs",
 		given: "d on i, i runs", need: starts, reads: "instance is not fully stopped",
@@ -605,7 +605,7 @@ var cases = []testCase{
 		given: "no c, c, instance runs", need: guest, reads: "instance is not fully stopped",
 		asks: []ask{asks(`POST /instances/<instance>/disks/attach {"disk":"[c]"}`, notStopped).learns(noHotplug).
 			orElse(alternative{want: accepted, fact: hotplug})},
-		rests: "In the attach modes plan and restart the plugin recognises by this refusal that a restart is " +
+		rests: "In attach mode restart the plugin recognises by this refusal that a restart is " +
 			"needed.", harm: service},
 	{id: "§9c", what: "a hot-plugged disk in the guest", given: "no c, c, instance runs", need: guest, asks: []ask{
 		asks(

@@ -20,7 +20,7 @@ import (
 
 const (
 	recordingFormat   = "oxide-sim verify recording 1"
-	recordingContains = "the requests of one run of oxide-sim verify and the rack's answers, in their order; " +
+	recordingContains = "the requests of one run of oxide-sim verify and the rack's responses, in their order; " +
 		"IDs, names and texts that the run did not choose are pseudonyms, and token and host are left out"
 )
 

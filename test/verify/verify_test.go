@@ -321,7 +321,7 @@ func TestCasesOfThePage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, row := range regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|`).FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("`([A-Z][0-9]+)`\\s").FindAllStringSubmatch(string(page), -1) {
 		want = append(want, row[1])
 	}
 	var got []string

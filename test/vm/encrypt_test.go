@@ -316,7 +316,7 @@ func testFrozen(t *testing.T, p *plugin, kind kind) {
 		p.machine.sh(t, "%s", script)
 		err := p.unstage(t, v)
 		fail(t, err, codes.FailedPrecondition)
-		if !strings.Contains(err.Error(), "fsfreeze -u "+v.staging) {
+		if !strings.Contains(err.Error(), "fsfreeze --unfreeze "+v.staging) {
 			t.Errorf("after %q the answer does not say how to thaw it: %v", script, err)
 		}
 	}

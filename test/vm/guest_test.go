@@ -347,7 +347,7 @@ func testHotAdd(t *testing.T, p *plugin, kind kind) {
 	shown := m.born(t, "/dev/"+m.name(t, firstFree))
 	var calls []entry
 	m.await(t, time.Minute, "the plugin's log", func() bool {
-		calls = p.entries(t, "answered", v.id)
+		calls = p.entries(t, "responded", v.id)
 		return len(calls) == 1
 	})
 	if asked := calls[0].Time.Add(-calls[0].Duration); asked.After(shown) {

@@ -70,7 +70,7 @@ func TestPowerCutInMkfs(t *testing.T) {
 	m.sh(t, "echo >/tmp/other && dd if=/tmp/other of=/var/lib/other conv=fsync")
 	m.cutPower(t)
 	for slot := loggedSlots + 1; slot < slotCount; slot++ {
-		if len(p.entries(t, "answered", all[slot].id)) > 0 {
+		if len(p.entries(t, "responded", all[slot].id)) > 0 {
 			t.Fatalf("the volume in slot %d was staged before the power was cut", slot)
 		}
 	}

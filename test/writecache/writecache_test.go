@@ -34,7 +34,7 @@ func folders(t *testing.T) map[string]string {
 	return map[string]string{"the default folder": t.TempDir(), "memory": memory}
 }
 
-// A cut loses what was not flushed, and nothing else. Afterwards the disk does not answer.
+// A cut loses what was not flushed, and nothing else. Afterwards the disk does not respond.
 func TestCut(t *testing.T) {
 	for name, folder := range folders(t) {
 		for _, seed := range []uint64{0, 1} {

@@ -4,8 +4,9 @@
 
 //go:build linux
 
-// Package writers finds what can write to a disk by looking at everything: each open file of each process, and each
-// mount namespace. The node plugin proves in cheaper ways that there is nothing. Tests compare after each unstage.
+// Package writers finds what can write to a disk by looking at everything: each open file and each mapping of each
+// process, and each mount namespace. The node plugin proves in cheaper ways that there is nothing. Tests compare after
+// each unstage.
 package writers
 
 import (
@@ -13,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,8 +24,8 @@ import (
 // patience is longer than anything that looks at disks has one open, such as the simulated rack.
 const patience = 5 * time.Second
 
-// Check returns an error if a program can still write to the block device at path: through an open file, or through a
-// writable filesystem that is mounted in any mount namespace.
+// Check returns an error if a program can still write to the block device at path: through an open or mapped file, or
+// through a writable filesystem that is mounted in any mount namespace.
 func Check(path string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -58,8 +58,10 @@ func writersOf(disk uint64) (found []string) {
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, process := range processes {
 		files, _ := filepath.Glob(process + "/task/*/fd/*")
+		mapped, _ := filepath.Glob(process + "/map_files/*")
+		files = append(files, mapped...)
 		if slices.ContainsFunc(files, func(file string) bool { return writes(file, disks) }) {
-			found = append(found, "an open file of "+process)
+			found = append(found, "a file of "+process)
 		}
 		namespace, err := os.Readlink(process + "/ns/mnt")
 		if err != nil || seen[namespace] {
@@ -85,13 +87,8 @@ func writes(file string, disks []uint64) bool {
 	if unix.Stat(file, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFBLK || !slices.Contains(disks, stat.Rdev) {
 		return false
 	}
-	info, err := os.ReadFile(filepath.Dir(filepath.Dir(file)) + "/fdinfo/" + filepath.Base(file))
-	if err != nil {
-		return false
-	}
-	_, after, _ := strings.Cut(string(info), "flags:\t")
-	flags, err := strconv.ParseInt(strings.SplitN(after, "\n", 2)[0], 8, 64)
-	return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
+	link, err := os.Lstat(file) // its mode says how the file was opened: proc(5)
+	return err == nil && link.Mode()&0o200 != 0
 }
 
 // writable reports whether a mount is that of a writable filesystem on one of the disks. A btrfs has a number of its

@@ -62,7 +62,7 @@ func New(options Options) *Registration {
 	}
 	return &Registration{
 		options: options,
-		waiting: "the kubelet: it has not registered this plugin yet; check that it watches the folder of " + options.Socket,
+		waiting: "the kubelet: it has not registered this plugin yet; check that it watches the directory of " + options.Socket,
 	}
 }
 
@@ -165,13 +165,8 @@ func (r *Registration) registered() {
 // failed records an error, and logs it if it differs from the last one.
 func (r *Registration) failed(err error) {
 	if r.set("the kubelet: " + err.Error()) {
-		r.options.Log.Error(
-			"the plugin is not registered with the kubelet",
-			"error",
-			err,
-			"retry_after",
-			r.options.CheckInterval,
-		)
+		r.options.Log.Error("the plugin is not registered with the kubelet", "error", err, "retry_after",
+			r.options.CheckInterval)
 	}
 }
 

@@ -178,7 +178,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 	r := run(t, dir, time.Millisecond)
 	r.awaitReason(t, "has not registered this plugin yet")
 	await.Eventually(t, "the socket exists", func() bool { _, err := os.Lstat(r.socket); return err == nil })
-	r.awaitReason(t, "watches the folder of "+r.socket)
+	r.awaitReason(t, "watches the directory of "+r.socket)
 	k, _ := startKubelet(t, dir, kubelettest.Options{})
 	r.awaitReady(t, k)
 }
@@ -254,7 +254,7 @@ func TestSocketCannotBeCreated(t *testing.T) {
 		{"missing folder", func(t *testing.T, socket string) func() {
 			must(t, os.Remove(filepath.Dir(socket)))
 			return func() {} // the kubelet creates the folder
-		}, "check that its folder exists"},
+		}, "check that its directory exists"},
 		{"a file that is no socket", func(t *testing.T, socket string) func() {
 			must(t, os.WriteFile(socket, []byte("precious"), 0o600))
 			return func() {

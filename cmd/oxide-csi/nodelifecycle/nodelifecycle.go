@@ -48,10 +48,8 @@ func ClearTaint(
 	reason := ""
 	absentSince := time.Now()
 	for pause := firstPause; ; {
-		removed, err := attempt(
-			ctx,
-			func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) },
-		)
+		removed, err := attempt(ctx,
+			func(ctx context.Context) (bool, error) { return node.RemoveTaint(ctx, key, registration) })
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -103,10 +101,8 @@ func AwaitDetached(ctx context.Context, node orchestrator.Departure, log *slog.L
 	log.Info("the node is given up: waiting for its volumes to be detached", "reason", reason)
 	logged := ""
 	for pause := firstPause; ; pause = min(2*pause, longestPause/2) {
-		volumes, err := retry(
-			ctx,
-			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) },
-		)
+		volumes, err := retry(ctx,
+			func(ctx context.Context) ([]string, error) { return node.Attachments(ctx, rpc.PluginName) })
 		if err != nil {
 			return fmt.Errorf("list the attached volumes: %w", err)
 		}

@@ -298,8 +298,9 @@ func (g *Guest) attach(backing string) device.Number {
 			continue
 		}
 		g.must(err)
-		g.t.Cleanup(func() { g.detach(loop) })
-		g.must(unix.IoctlSetPointerInt(int(loop.Fd()), unix.BLKROSET, 0))
+		g.t.Cleanup(func() { g.detach(loop.Name()) })
+		// A disk that this process has open is never closed: device.IsClosed.
+		g.must(errors.Join(unix.IoctlSetPointerInt(int(loop.Fd()), unix.BLKROSET, 0), loop.Close()))
 		return device.Number{Major: 7, Minor: uint32(minor)}
 	}
 	g.t.Fatal("no free loop device after 100 tries")
@@ -308,7 +309,9 @@ func (g *Guest) attach(backing string) device.Number {
 
 // detach frees the loop device and makes it writable: unlike an NVMe disk, a loop device keeps the read-only flag for
 // its next user.
-func (g *Guest) detach(loop *os.File) {
+func (g *Guest) detach(path string) {
+	loop, err := os.Open(path)
+	g.must(err)
 	fd := int(loop.Fd())
 	if err := errors.Join(
 		unix.IoctlSetPointerInt(fd, unix.BLKROSET, 0),

@@ -6,6 +6,7 @@ package devicetest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -48,8 +49,8 @@ while read -r path; do umount -l "$path" 2>/dev/null; done
 	)
 }
 
-// holdVariable names the file that a process of [HoldWithoutMainThread] holds.
-const holdVariable = "OXIDE_CSI_TEST_HOLDS"
+// holdVariable names the file that a process of [HoldWithoutMainThread] holds, mapVariable that of [HoldMapping].
+const holdVariable, mapVariable = "OXIDE_CSI_TEST_HOLDS", "OXIDE_CSI_TEST_MAPS"
 
 // HoldWithoutMainThread starts a process that has the file open for reading and writing, and whose main thread ends.
 // The process is this test program again.
@@ -58,6 +59,34 @@ func HoldWithoutMainThread(t testing.TB, path string) *Holder {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), holdVariable+"="+path)
 	return hold(t, cmd)
+}
+
+// HoldMapping starts a process that has the first page of the file in its memory, writable, and has closed the file.
+// The process is this test program again.
+func HoldMapping(t testing.TB, path string) *Holder {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), mapVariable+"="+path)
+	return hold(t, cmd)
+}
+
+func init() {
+	path := os.Getenv(mapVariable)
+	if path == "" {
+		return
+	}
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin) // ends with the test's process, as Holder says
+	os.Exit(0)
 }
 
 // The main thread executes init.

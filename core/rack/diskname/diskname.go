@@ -46,6 +46,7 @@ const (
 	Snapshot Kind = "snapshot"
 	Clone    Kind = "clone"
 	restart  Kind = "restart"
+	work     Kind = "work"
 )
 
 const base32Letters = "abcdefghijklmnopqrstuvwxyz234567"
@@ -88,6 +89,10 @@ func ForClone(cluster, volume string) string {
 func ForCluster(cluster string) string {
 	return hashText(restart, cluster, "", hashLetters)
 }
+
+// ForWork returns the text that identifies a disk's name in the name of a record. A disk that a user made may have a
+// longer name than a record has room for.
+func ForWork(diskName string) string { return hashText(work, "", diskName, snapshotHashLetters) }
 
 // IsTemporary reports whether a snapshot's name has the form of [ForClone].
 func IsTemporary(snapshotName string) bool {

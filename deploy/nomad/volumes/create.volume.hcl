@@ -1,7 +1,7 @@
 # A new volume, with a new disk: nomad volume create create.volume.hcl
 #
 # The name identifies the disk in this cluster, in all namespaces: one name, one disk. The plugin refuses a second volume
-# of the same name (docs/explanation/nomad-claims.md).
+# of the same name (docs/explanation/nomad.md).
 id        = "data"
 name      = "data"
 namespace = "default"

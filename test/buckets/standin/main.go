@@ -4,11 +4,21 @@
 
 // Command standin plays COSI's controller and sidecar in a test: the released ones cannot be built through the module
 // proxy. It turns a BucketClaim into a Bucket, asks the driver for the bucket, and turns a BucketAccess into a Secret.
-// It is written from the documentation of the objects and the source of COSI v0.2.2, whose names and order it keeps.
-// It reports no events and knows no leader election.
+// It is written from the documentation of the objects and the source of COSI v0.2.2, whose names, order and mistakes it
+// keeps:
+//
+//   - The controller writes the status that it has computed over what the sidecar has written meanwhile. With -stale=N
+//     it does so for each Nth claim: the claim never becomes ready, although its Bucket is.
+//   - An access whose Secret or claim is gone is never released, and no event says so. So of two accesses with one
+//     Secret the second one hangs.
+//   - A claim's deletion deletes all its accesses first, also if its bucket then stays because it has objects.
+//   - What the driver says is an event of the Bucket or the access, and not of the claim.
+//
+// As with the real sidecar, only the holder of a lease works: see elect.go.
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,11 +26,16 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -35,6 +50,8 @@ const (
 	claimFinalizer  = "cosi.objectstorage.k8s.io/bucketclaim-protection"
 	bucketFinalizer = "cosi.objectstorage.k8s.io/bucket-protection"
 	accessFinalizer = "cosi.objectstorage.k8s.io/bucketaccess-protection"
+	// usedFinalizer is that of a Bucket with accesses.
+	usedFinalizer   = "cosi.objectstorage.k8s.io/bucketaccess-bucket-protection"
 	secretFinalizer = "cosi.objectstorage.k8s.io/secret-protection"
 )
 
@@ -47,13 +64,18 @@ const (
 func main() {
 	address := flag.String("driver-addr", "", "the driver's socket")
 	_ = flag.Int("v", 0, "not used: a flag of the real sidecar")
+	stale := flag.Int("stale", 0, "write an old status over that of each claim with this number; 0 means never")
 	flag.Parse()
-	fmt.Fprintf(os.Stderr, "standin: %v\n", run(context.Background(), *address))
-	os.Exit(1)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *address, *stale); err != nil {
+		fmt.Fprintf(os.Stderr, "standin: %v\n", err)
+		os.Exit(1)
+	}
 }
 
-// run returns only if it cannot begin.
-func run(ctx context.Context, address string) error {
+// run works until the context ends, or returns why it cannot begin.
+func run(ctx context.Context, address string, stale int) error {
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return err
@@ -66,14 +88,29 @@ func run(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	s := &standIn{api: api, driver: cosi.NewProvisionerClient(conn)}
+	s := &standIn{api: api, driver: cosi.NewProvisionerClient(conn), stale: stale}
 	info, err := cosi.NewIdentityClient(conn).DriverGetInfo(ctx, &cosi.DriverGetInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return err
 	}
 	s.name = info.GetName()
+	identity, err := os.Hostname() // that of the pod
+	if err != nil {
+		return err
+	}
+	namespace := cmp.Or(os.Getenv("POD_NAMESPACE"), metav1.NamespaceDefault)
+	e := &election{
+		leases: api.Resource(schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}).
+			Namespace(namespace),
+		name: strings.NewReplacer(".", "-", "/", "-").Replace(s.name + "/cosi"), identity: identity,
+	}
+	return e.elect(ctx, s.lead)
+}
+
+// lead looks at all objects again and again until the context ends.
+func (s *standIn) lead(ctx context.Context) {
 	slog.Info("serving", "driver", s.name)
-	for {
+	for ctx.Err() == nil {
 		if err := s.pass(ctx); err != nil {
 			slog.Error(err.Error()) // the next pass repeats it
 		}
@@ -86,6 +123,9 @@ type standIn struct {
 	api    dynamic.Interface
 	driver cosi.ProvisionerClient
 	name   string
+	// stale is the flag, claims counts the claims, and late are the writes that come after the sidecar's.
+	stale, claims int
+	late          []func(context.Context) error
 }
 
 // pass looks at all objects once.
@@ -107,6 +147,10 @@ func (s *standIn) pass(ctx context.Context) error {
 			}
 		}
 	}
+	for _, write := range s.late {
+		errs = append(errs, write(ctx))
+	}
+	s.late = nil
 	return errors.Join(errs...)
 }
 
@@ -115,9 +159,12 @@ func (s *standIn) claim(ctx context.Context, claim *object) error {
 	buckets := s.cosi("buckets", "")
 	name := claim.text("status", "bucketName")
 	if claim.deleted() {
+		if name == "" || !slices.Contains(claim.GetFinalizers(), claimFinalizer) {
+			return nil
+		}
 		return ignoreNotFound(buckets.Delete(ctx, name, metav1.DeleteOptions{}))
 	}
-	if name != "" {
+	if claim.is("status", "bucketReady") {
 		return nil
 	}
 	if name = claim.text("spec", "existingBucketName"); name != "" {
@@ -125,8 +172,11 @@ func (s *standIn) claim(ctx context.Context, claim *object) error {
 	}
 	className := claim.text("spec", "bucketClassName")
 	class, err := s.get(ctx, "bucketclasses", "", className)
-	if err != nil || class.text("driverName") != s.name {
-		return err
+	if err != nil {
+		return s.failed(ctx, claim, "FailedCreateBucket", err)
+	}
+	if class.text("driverName") != s.name {
+		return nil
 	}
 	name = "bucket-" + string(claim.GetUID())
 	protocols, _, _ := unstructured.NestedSlice(claim.Object, "spec", "protocols")
@@ -144,7 +194,19 @@ func (s *standIn) claim(ctx context.Context, claim *object) error {
 	if _, err := buckets.Create(ctx, bucket, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	return s.finish(ctx, "bucketclaims", claim, claimFinalizer, map[string]any{"bucketName": name, "bucketReady": false})
+	write := func(ctx context.Context) error {
+		latest, err := s.get(ctx, "bucketclaims", claim.GetNamespace(), claim.GetName())
+		if err != nil {
+			return err
+		}
+		state := map[string]any{"bucketName": name, "bucketReady": false}
+		return s.finish(ctx, "bucketclaims", latest, claimFinalizer, state)
+	}
+	if s.claims++; s.stale > 0 && s.claims%s.stale == 0 {
+		s.late = append(s.late, write)
+		return nil
+	}
+	return write(ctx)
 }
 
 // claimExisting binds a claim to a Bucket that an administrator made.
@@ -170,11 +232,14 @@ func (s *standIn) bucket(ctx context.Context, bucket *object) error {
 	}
 	namespace, claimName := bucket.text("spec", "bucketClaim", "namespace"), bucket.text("spec", "bucketClaim", "name")
 	if bucket.deleted() {
+		if err := s.deleteAccesses(ctx, bucket, namespace, claimName); err != nil {
+			return err
+		}
 		if bucket.text("spec", "deletionPolicy") == "Delete" {
 			if _, err := s.driver.DriverDeleteBucket(ctx, &cosi.DriverDeleteBucketRequest{
 				BucketId: bucket.text("status", "bucketID"), DeleteContext: bucket.texts("spec", "parameters"),
-			}); err != nil {
-				return err
+			}); err != nil && status.Code(err) != codes.NotFound {
+				return s.failed(ctx, bucket, "FailedDeleteBucket", err)
 			}
 		}
 		if claim, err := s.get(ctx, "bucketclaims", namespace, claimName); err == nil {
@@ -193,26 +258,75 @@ func (s *standIn) bucket(ctx context.Context, bucket *object) error {
 	made, err := s.driver.DriverCreateBucket(ctx, &cosi.DriverCreateBucketRequest{
 		Name: bucket.GetName(), Parameters: bucket.texts("spec", "parameters"),
 	})
+	if status.Code(err) == codes.AlreadyExists {
+		return err // without an event
+	}
 	if err != nil {
-		return err
+		return s.failed(ctx, bucket, "FailedCreateBucket", err)
 	}
 	claim, err := s.get(ctx, "bucketclaims", namespace, claimName)
 	if err != nil {
+		return s.failed(ctx, bucket, "FailedCreateBucket", err)
+	}
+	// The sidecar sets the one field, and leaves the controller's as it has read it.
+	state := map[string]any{"bucketName": claim.text("status", "bucketName"), "bucketReady": true}
+	if err := s.finish(ctx, "bucketclaims", claim, "", state); err != nil {
+		return s.failed(ctx, bucket, "FailedCreateBucket", err)
+	}
+	state = map[string]any{"bucketReady": true, "bucketID": made.GetBucketId()}
+	return s.finish(ctx, "buckets", bucket, bucketFinalizer, state)
+}
+
+// deleteAccesses deletes all accesses of a claim whose Bucket is deleted, before the bucket is.
+func (s *standIn) deleteAccesses(ctx context.Context, bucket *object, namespace, claimName string) error {
+	if !slices.Contains(bucket.GetFinalizers(), usedFinalizer) {
+		return nil
+	}
+	accesses := s.cosi("bucketaccesses", namespace)
+	list, err := accesses.List(ctx, metav1.ListOptions{})
+	if err != nil {
 		return err
 	}
-	status := map[string]any{"bucketName": bucket.GetName(), "bucketReady": true}
-	if err := s.finish(ctx, "bucketclaims", claim, claimFinalizer, status); err != nil {
-		return err
+	for i := range list.Items {
+		access := &object{list.Items[i]}
+		if access.text("spec", "bucketClaimName") != claimName {
+			continue
+		}
+		if err := accesses.Delete(ctx, access.GetName(), metav1.DeleteOptions{}); err != nil {
+			return err
+		}
 	}
-	status = map[string]any{"bucketReady": true, "bucketID": made.GetBucketId()}
-	return s.finish(ctx, "buckets", bucket, bucketFinalizer, status)
+	bucket.SetFinalizers(slices.DeleteFunc(bucket.GetFinalizers(), func(f string) bool { return f == usedFinalizer }))
+	return nil
+}
+
+// failed makes an event about an object, unless it has one with this reason, and returns the error.
+func (s *standIn) failed(ctx context.Context, of *object, reason string, err error) error {
+	namespace, now := cmp.Or(of.GetNamespace(), metav1.NamespaceDefault), time.Now().UTC().Format(time.RFC3339)
+	name := strings.ToLower(of.GetName() + "." + reason)
+	event := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": err.Error(),
+		"metadata": map[string]any{"name": name, "namespace": namespace},
+		"involvedObject": map[string]any{
+			"kind": of.GetKind(), "namespace": of.GetNamespace(), "name": of.GetName(), "uid": string(of.GetUID()),
+		},
+		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+	}}
+	client := s.api.Resource(schema.GroupVersionResource{Version: "v1", Resource: "events"}).Namespace(namespace)
+	if _, recorded := client.Create(ctx, event, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(recorded) {
+		err = errors.Join(err, recorded)
+	}
+	return err
 }
 
 // access asks the driver for keys and writes them to the Secret of a BucketAccess, or revokes them.
 func (s *standIn) access(ctx context.Context, access *object) error {
 	claim, err := s.get(ctx, "bucketclaims", access.GetNamespace(), access.text("spec", "bucketClaimName"))
-	if err != nil || !claim.is("status", "bucketReady") {
+	if err != nil {
 		return err
+	}
+	if !access.deleted() && !claim.is("status", "bucketReady") {
+		return s.failed(ctx, access, "WaitingForBucket", errors.New("invalid bucket state"))
 	}
 	bucket, err := s.get(ctx, "buckets", "", claim.text("status", "bucketName"))
 	if err != nil || bucket.text("spec", "driverName") != s.name {
@@ -223,7 +337,7 @@ func (s *standIn) access(ctx context.Context, access *object) error {
 		if _, err := s.driver.DriverRevokeBucketAccess(ctx, &cosi.DriverRevokeBucketAccessRequest{
 			BucketId: bucketID, AccountId: access.text("status", "accountID"),
 		}); err != nil {
-			return err
+			return s.failed(ctx, access, "FailedRevokeAccess", err)
 		}
 		if err := s.deleteSecret(ctx, access); err != nil {
 			return err
@@ -248,10 +362,16 @@ func (s *standIn) access(ctx context.Context, access *object) error {
 		Parameters:         class.texts("parameters"),
 	})
 	if err != nil {
-		return err
+		return s.failed(ctx, access, "FailedGrantAccess", err)
 	}
 	if err := s.createSecret(ctx, access, bucket, granted.GetCredentials()["s3"].GetSecrets()); err != nil {
 		return err
+	}
+	if !slices.Contains(bucket.GetFinalizers(), usedFinalizer) {
+		bucket.SetFinalizers(append(bucket.GetFinalizers(), usedFinalizer))
+		if _, err := s.cosi("buckets", "").Update(ctx, &bucket.Unstructured, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
 	}
 	return s.finish(ctx, "bucketaccesses", access, accessFinalizer,
 		map[string]any{"accountID": granted.GetAccountId(), "accessGranted": true})
@@ -289,11 +409,12 @@ func (s *standIn) createSecret(ctx context.Context, access, bucket *object, keys
 	return nil
 }
 
+// deleteSecret deletes the Secret of an access. If there is none, it fails, and so the access stays.
 func (s *standIn) deleteSecret(ctx context.Context, access *object) error {
 	name := access.text("spec", "credentialsSecretName")
 	secret, err := s.secrets(access).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return ignoreNotFound(err)
+		return err
 	}
 	secret.SetFinalizers(nil)
 	if _, err := s.secrets(access).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
@@ -302,16 +423,16 @@ func (s *standIn) deleteSecret(ctx context.Context, access *object) error {
 	return ignoreNotFound(s.secrets(access).Delete(ctx, name, metav1.DeleteOptions{}))
 }
 
-// finish adds a finalizer to an object and sets its status.
+// finish adds a finalizer to an object, unless it is empty, and sets its status.
 func (s *standIn) finish(
 	ctx context.Context,
 	resource string,
 	o *object,
 	finalizer string,
-	status map[string]any,
+	state map[string]any,
 ) error {
 	client, current := s.cosi(resource, o.GetNamespace()), &o.Unstructured
-	if !slices.Contains(o.GetFinalizers(), finalizer) {
+	if finalizer != "" && !slices.Contains(o.GetFinalizers(), finalizer) {
 		o.SetFinalizers(append(o.GetFinalizers(), finalizer))
 		updated, err := client.Update(ctx, current, metav1.UpdateOptions{})
 		if err != nil {
@@ -319,7 +440,7 @@ func (s *standIn) finish(
 		}
 		current = updated
 	}
-	current.Object["status"] = status
+	current.Object["status"] = state
 	_, err := client.UpdateStatus(ctx, current, metav1.UpdateOptions{})
 	return err
 }

@@ -16,7 +16,8 @@ import (
 
 // Settings are settings of a simulated rack. In a patch, nil fields stay unchanged. Zero means no limit.
 type Settings struct {
-	Hotplug       *bool `json:"hotplug,omitempty"`
+	// Hotplug is true, false or "attach-first".
+	Hotplug       any   `json:"hotplug,omitempty"`
 	HotplugAsync  *bool `json:"hotplug_async,omitempty"`
 	MaxDisks      *int  `json:"max_disks,omitempty"`
 	LatencyMillis *int  `json:"latency_ms,omitempty"`
@@ -27,16 +28,28 @@ type Settings struct {
 	CPUQuota         *int    `json:"cpu_quota,omitempty"`
 	SpaceBytes       *int64  `json:"space_bytes,omitempty"`
 	APIVersionMax    *string `json:"api_version_max,omitempty"`
+	Messages         *string `json:"messages,omitempty"`
+	// The other settings of [simrack.World].
+	PlugDelayMillis    *int    `json:"plug_delay_ms,omitempty"`
+	PlugFails          *int    `json:"plug_fails,omitempty"`
+	Unplug             *bool   `json:"unplug,omitempty"`
+	SnapshotMillis     *int    `json:"snapshot_ms,omitempty"`
+	CreatingMillis     *int    `json:"creating_ms,omitempty"`
+	Pantry             *bool   `json:"pantry,omitempty"`
+	SpaceReturnsMillis *int    `json:"space_returns_ms,omitempty"`
+	StartRefusal       *string `json:"start_refusal,omitempty"`
 }
 
 // SimInstance is an instance in the control endpoint's JSON.
 type SimInstance struct {
-	ID       string    `json:"id"`
-	Name     string    `json:"name"`
-	Project  string    `json:"project"`
-	RunState string    `json:"run_state"`
-	Guest    string    `json:"guest"`
-	Disks    []SimDisk `json:"disks"`
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	Project  string `json:"project"`
+	RunState string `json:"run_state"`
+	// RunStateUpdated is the time of the run state.
+	RunStateUpdated time.Time `json:"run_state_updated"`
+	Guest           string    `json:"guest"`
+	Disks           []SimDisk `json:"disks"`
 }
 
 // SimDisk is a disk of an instance in the control endpoint's JSON.
@@ -131,6 +144,12 @@ func (s *Sim) SetRunState(ctx context.Context, instance, runState string) error 
 	return s.control(ctx, http.MethodPatch, "/v0/instances/"+instance, map[string]string{"run_state": runState}, nil)
 }
 
+// Starter makes somebody start the instance whenever it is stopped, until this is called with 0.
+func (s *Sim) Starter(ctx context.Context, instance string, every time.Duration) error {
+	body := map[string]any{"instance": instance, "every_ms": every.Milliseconds()}
+	return s.control(ctx, http.MethodPost, "/v0/starter", body, nil)
+}
+
 // Halt has a guest power itself off in order.
 func (s *Sim) Halt(ctx context.Context, instance string) error {
 	return s.control(ctx, http.MethodPost, "/v0/halt", map[string]string{"instance": instance}, nil)
@@ -157,6 +176,14 @@ func (s *Sim) NewToken(ctx context.Context, role string) (string, error) {
 		Token string `json:"token"`
 	}
 	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", map[string]string{"role": role}, &answer)
+}
+
+// NewTokenIn creates a token with a role in each of these projects, and none in the others.
+func (s *Sim) NewTokenIn(ctx context.Context, roles map[string]string) (string, error) {
+	var answer struct {
+		Token string `json:"token"`
+	}
+	return answer.Token, s.control(ctx, http.MethodPost, "/v0/tokens", map[string]any{"roles": roles}, &answer)
 }
 
 // NewTokenVia creates a token whose user has the role through a "group" or on the "silo".
