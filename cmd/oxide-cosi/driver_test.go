@@ -476,7 +476,7 @@ func TestLeftVersions(t *testing.T) {
 	id := r.mustCreate(t, "class-1", map[string]string{"deleteContents": "true", "versioning": "true"})
 	versions := filepath.Join(filepath.Dir(r.gateway.Folder("class-1")), "..", "versions", "class-1")
 	must(t, os.MkdirAll(filepath.Join(versions, "ba", "9c", "73", "ba9c73"), 0o700))
-	wantCode(t, r.remove(t, id), codes.Aborted, `below "versions"`)
+	wantCode(t, r.remove(t, id), codes.Aborted, buckets.LeftVersions)
 	must(t, os.RemoveAll(versions))
 	must(t, r.remove(t, id))
 }

@@ -16,6 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
+// LeftVersions says in an error where a killed gateway left a version that no list shows.
+const LeftVersions = `below "versions"`
+
 // DriverDeleteBucket deletes a bucket that this cluster's driver made, and the users of its accesses. It succeeds if
 // the bucket is gone. A bucket with objects is deleted only if its class says deleteContents: in the tags of the
 // bucket, or in the delete context.
@@ -80,7 +83,7 @@ func (s *Store) deleteBucket(ctx context.Context, bucket string, tags, deleteCon
 	case full && contents && versioned:
 		return rpc.Aborted(
 			"bucket %q in store %q is not empty after its objects were deleted: revoke its accesses and retry, "+
-				"or remove its directory below \"versions\", which a killed gateway left", bucket, s.name)
+				"or remove its directory %s, which a killed gateway left", bucket, s.name, LeftVersions)
 	case full && contents:
 		return rpc.Aborted(
 			"bucket %q in store %q is not empty after its objects were deleted: revoke its accesses and retry, "+

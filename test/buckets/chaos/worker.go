@@ -338,7 +338,7 @@ func (w *worker) clear(ctx context.Context, b *bucket) {
 func (w *worker) deleteCall(ctx context.Context, what, id string, want codes.Code) bool {
 	_, ok := w.until(ctx, w.random, what, want, func(ctx context.Context) (string, error) {
 		_, err := w.driver.DriverDeleteBucket(ctx, &cosi.DriverDeleteBucketRequest{BucketId: id})
-		if err != nil && strings.Contains(err.Error(), `its folder below "versions"`) {
+		if err != nil && strings.Contains(err.Error(), buckets.LeftVersions) {
 			w.clearVersions(ctx, strings.TrimPrefix(id, store+"/"))
 		}
 		return "", err
