@@ -173,3 +173,29 @@ func TestVolumeCommandsShowARestartInProgress(t *testing.T) {
 		t.Errorf("after the restart: %s", attach)
 	}
 }
+
+// Others start the instance as soon as the plugin has stopped it. Every command that shows the volume says so.
+func TestCommandsSayThatOthersStartedTheNode(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
+		"--attach-mode=restart",
+		"--restart-shutdown=hard",
+		"--metadata=none",
+		"--restart-window=1s",
+		"--restart-cool-down=5s",
+	}}
+	h.start(t, false)
+	node := h.sim.Instances[0].ID
+	id := h.ok(t, "volume", "create", "v", "--size=1GiB")
+	must(t, h.sim.Starter(t.Context(), node, time.Millisecond))
+	attach := []string{"volume", "attach", id, "--node=" + node}
+	h.fails(t, 3, attach...)
+	environ := append(h.rackEnv(t), h.environ...)
+	for _, command := range [][]string{{"volume", "show", id}, {"volume", "list"}, {"explain", id}, attach} {
+		await.Eventually(t, strings.Join(command[:2], " ")+" says it", func() bool {
+			got := runPlugin(t, environ, command...)
+			met := command[1] == "attach" && got.code == 0 // the instance just when it was stopped
+			return met || strings.Contains(got.stdout+got.stderr, "others started it at ")
+		})
+	}
+}
