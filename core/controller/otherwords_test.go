@@ -96,6 +96,20 @@ var refusals = map[string]struct {
 		r.Must(t, err)
 		return r.Unpublish(t, instance.BootDiskId, node)
 	}, hot: "OK", restart: "OK"},
+	"detach, elsewhere": {call: func(t *testing.T, r *rig, gate *coretest.Gate, volume, node string) error {
+		other := r.Node(t, "node-b")
+		r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
+		r.Must(t, r.Sim.SetRunState(t.Context(), other, "stopped"))
+		r.AttachByHand(t, volume, node)
+		held := gate.Hold("POST", "/v1/instances/"+node+"/disks/detach")
+		done := make(chan error, 1)
+		go func() { done <- r.Unpublish(t, volume, node) }()
+		held.Entered(t)
+		r.Must(t, r.Sim.SetDiskState(t.Context(), volume, "detached"))
+		r.AttachByHand(t, volume, other)
+		held.Release()
+		return <-done
+	}, hot: "OK", restart: "OK"},
 	"delete, attached": {call: func(t *testing.T, r *rig, gate *coretest.Gate, volume, node string) error {
 		r.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
 		held := gate.Hold("DELETE", "/v1/disks/")
