@@ -13,7 +13,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // behind starts another controller of the rig's rack, which sees the rack through a proxy. The proxy does what change
@@ -141,49 +141,32 @@ func TestExpansionRefusesAnotherSnapshot(t *testing.T) {
 	}
 }
 
-// carriedOut answers 503 to the first requests with this end of the path, after the rack has carried them out.
-func carriedOut(end string, count int32) func(http.Handler) http.Handler {
-	var left atomic.Int32
-	left.Store(count)
-	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if !strings.HasSuffix(req.URL.Path, end) || left.Add(-1) < 0 {
-				next.ServeHTTP(w, req)
-				return
-			}
-			next.ServeHTTP(httptest.NewRecorder(), req)
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusServiceUnavailable)
-			_, _ = w.Write([]byte(`{"error_code":"ServiceNotAvailable","message":"Service Unavailable","request_id":"x"}`))
-		})
-	}
-}
-
 // A rack can answer 503 to an attach or a detach, and carry it out. The call, or its repetition, sees that it is done.
 func TestAttachAndDetachCarriedOutDespiteA503(t *testing.T) {
 	for name, newRig := range map[string]func(*testing.T, ...func(*coretest.Options)) *rig{
 		"at once": newRig, "planned": newRestartRig,
 	} {
-		for _, count := range []int32{1, 20} { // 20 is more than one call sends
+		for _, count := range []int{1, 20} { // 20 is more than one call sends
 			t.Run(fmt.Sprint(name, " ", count), func(t *testing.T) {
 				t.Parallel()
 				r := newRig(t)
 				id, node := r.Create(t, "v"), r.Node(t, "node-a")
 				coretest.Must(t, r.Sim.SetRunState(t.Context(), node, "stopped"))
-				r.Crash()
-				attaching := r.behind(t, carriedOut("/disks/attach", count))
-				if err := attaching.Publish(t, id, node); err != nil {
+				for _, operation := range []string{"instance_disk_attach", "instance_disk_detach"} {
+					_, err := r.Sim.Inject(
+						t.Context(), simtest.Fault{Operation: operation, Kind: simtest.FaultDone, Count: &count})
+					coretest.Must(t, err)
+				}
+				if err := r.Publish(t, id, node); err != nil {
 					coretest.WantCode(t, err, codes.Unavailable)
-					coretest.Must(t, attaching.Publish(t, id, node))
+					coretest.Must(t, r.Publish(t, id, node))
 				}
 				if holder := r.Holder(t, id); holder != node {
 					t.Errorf("published, and the disk is on %q", holder)
 				}
-				attaching.Crash()
-				detaching := r.behind(t, carriedOut("/disks/detach", count))
-				if err := detaching.Unpublish(t, id, node); err != nil {
+				if err := r.Unpublish(t, id, node); err != nil {
 					coretest.WantCode(t, err, codes.Unavailable)
-					coretest.Must(t, detaching.Unpublish(t, id, node))
+					coretest.Must(t, r.Unpublish(t, id, node))
 				}
 				if holder := r.Holder(t, id); holder != "" {
 					t.Errorf("unpublished, and the disk is on %q", holder)

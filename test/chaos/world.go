@@ -270,6 +270,8 @@ func (w *world) faultsToInject() []simtest.Fault {
 			0.1,
 			simtest.Fault{Kind: simtest.FaultStatus, Status: 502, ErrorCode: "Internal", Message: "Internal Server Error"},
 		),
+		kind(1, simtest.Fault{Kind: simtest.FaultDone, Operation: "instance_disk_attach"}),
+		kind(1, simtest.Fault{Kind: simtest.FaultDone, Operation: "instance_disk_detach"}),
 		kind(0.1, simtest.Fault{Kind: simtest.FaultStatus, Status: 401}),
 		kind(0.1, simtest.Fault{Kind: simtest.FaultStatus, Status: 403}),
 		kind(1, simtest.Fault{Kind: simtest.FaultLost}),

@@ -46,7 +46,8 @@ import (
 //
 // A fault names an operation (an operationId of the API's schema, or *) and a kind:
 //
-//   - status: not executed; the reply has status, error_code and message, by default the 503 of a rack.
+//   - status: not executed; the reply has status, error_code and message, by default the 503 of a rack. done: the same,
+//     but executed.
 //   - lost: executed, and the connection is closed without a reply. reset: not executed, the connection is reset.
 //   - delay: executed after delay_ms. silent: executed; from then on the connection swallows what both sides send.
 //

@@ -17,6 +17,7 @@ import (
 // The kinds of faults.
 const (
 	faultStatus = "status" // answered with a status, not executed
+	faultDone   = "done"   // executed, then answered with a status
 	faultLost   = "lost"   // executed, then the connection is closed without an answer
 	faultReset  = "reset"  // not executed, the connection is reset
 	faultDelay  = "delay"  // executed after a delay
@@ -95,7 +96,7 @@ func (q faultRequest) fault() (*fault, error) {
 	}
 	switch f.Kind {
 	case faultLost, faultReset, faultDelay, faultSilent:
-	case faultStatus:
+	case faultStatus, faultDone:
 		f.Status = valueOr(q.Status, 503)
 		if f.Status < 400 || f.Status > 599 {
 			return nil, fmt.Errorf("status %d is not an error: 400 to 599", f.Status)
@@ -103,7 +104,7 @@ func (q faultRequest) fault() (*fault, error) {
 		code, message := defaultError(f.Status)
 		f.ErrorCode, f.Message = valueOr(q.ErrorCode, code), valueOr(q.Message, message)
 	default:
-		return nil, fmt.Errorf("kind %q is unknown: status, lost, reset, delay or silent", f.Kind)
+		return nil, fmt.Errorf("kind %q is unknown: status, done, lost, reset, delay or silent", f.Kind)
 	}
 	return f, nil
 }

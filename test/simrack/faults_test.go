@@ -43,6 +43,16 @@ func (w *world) last() string {
 	return fmt.Sprintf("%s %s %s %d %q", e.Operation, e.Method, e.Path, e.Status, e.Fault)
 }
 
+// A rack can carry a call out and answer with an error.
+func TestFaultDone(t *testing.T) {
+	w := newWorld(t, simrack.Options{})
+	w.fault(`{"operation":"disk_create","kind":"done"}`)
+	w.do("POST", "/disks?project=proj", body("d")).check(t, wants{503, "ServiceNotAvailable", "Service Unavailable"})
+	if got := w.must("GET", "/disks?project=proj", ""); len(got.Items) != 1 {
+		t.Errorf("disks: %v", got.names())
+	}
+}
+
 func TestFaultStatus(t *testing.T) {
 	tests := []struct {
 		name, fault string

@@ -141,6 +141,8 @@ func (r *Rack) serveAPI(w http.ResponseWriter, req *http.Request) {
 		ans, err = r.perform(op, &request{http: req, segment: segment})
 	}
 	switch kind {
+	case faultDone:
+		err = hit.apiError()
 	case faultLost:
 		r.calls.record(entry)
 		if c := connectionOf(req.Context()); c != nil {

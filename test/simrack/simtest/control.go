@@ -78,6 +78,7 @@ type Fault struct {
 // The kinds of faults.
 const (
 	FaultStatus = "status"
+	FaultDone   = "done"
 	FaultLost   = "lost"
 	FaultReset  = "reset"
 	FaultDelay  = "delay"
