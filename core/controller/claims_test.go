@@ -211,19 +211,33 @@ func (d *deferring) untimed(t *testing.T, c *claimant, id string) {
 }
 
 // An unpublish soon after a return may be an old one. If the orchestrator says that no workload uses the volume, its
-// disk leaves by itself, but not before its grace period.
+// disk leaves by itself, but not before its grace period. Then the volume can be deleted or expanded.
 func TestUnclaimedDiskLeavesByItself(t *testing.T) {
-	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
-		d.untimed(t, c, id)
-		_, err := d.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		wantRejected(t, err, codes.FailedPrecondition, "the claims on it are asked in 1m0s (--detach-grace)")
-		time.Sleep(2*grace - time.Second)
-		d.wantHolder(t, id, d.nodes[0])
-		time.Sleep(2 * within)
-		d.wantHolder(t, id, "")
-		_, err = d.service.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		coretest.Must(t, err)
-	})
+	for name, wanted := range map[string]func(ctx context.Context, d *deferring, id string) error{
+		"deletion": func(ctx context.Context, d *deferring, id string) error {
+			_, err := d.service.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+			return err
+		},
+		"expansion": func(ctx context.Context, d *deferring, id string) error {
+			_, err := d.service.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * coretest.GiB},
+			})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
+				d.untimed(t, c, id)
+				wantRejected(t, wanted(t.Context(), d, id), codes.FailedPrecondition,
+					"the claims on it are asked in 1m0s (--detach-grace)")
+				time.Sleep(2*grace - time.Second)
+				d.wantHolder(t, id, d.nodes[0])
+				time.Sleep(2 * within)
+				d.wantHolder(t, id, "")
+				coretest.Must(t, wanted(t.Context(), d, id))
+			})
+		})
+	}
 }
 
 // A publish waits for the slots of such disks. One question is about all of an instance.
