@@ -6,6 +6,7 @@ package nomad_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -177,6 +178,43 @@ func TestNothingWorksWhileTwoDisagree(t *testing.T) {
 	for i, row := range verdicts {
 		if !used[i] {
 			t.Errorf("no combination has the row %+v", row)
+		}
+	}
+}
+
+// Of an allocation with two volumes, the one that it waits for gives the verdict. The refusal is the last that nothing
+// has cured: a snapshot that was made since says nothing about the workload.
+func TestExplainTheSecondVolumeOfAnAllocation(t *testing.T) {
+	r := coretest.New(t)
+	first, second, here := r.Create(t, "data"), r.Create(t, "logs"), r.Node(t, "node-a")
+	coretest.Must(t, r.Publish(t, first, here))
+	client, err := rack.New(rack.Config{
+		Name: "default", Host: r.Sim.Host, Project: coretest.Project, Token: rack.FixedToken(coretest.Token),
+	})
+	coretest.Must(t, err)
+	a := nomadOf("pending", "it", "ready", first, here)
+	logs := maps.Clone(a.at("/v1/volume/csi/data"))
+	logs["ID"], logs["ExternalID"] = "logs", second
+	a["/v1/volume/csi/logs"] = logs
+	a["/v1/volumes"] = append(a["/v1/volumes"].([]object), object{
+		"ID": "logs", "Namespace": "shop", "ExternalID": second, "Provider": "csi.oxide.computer",
+	})
+	groups := a.at("/v1/allocation/" + allocWaits)["Job"].(object)["TaskGroups"].([]object)
+	groups[1]["Volumes"].(object)["w"] = object{"Type": "csi", "Source": "logs"}
+	said := func(at, method, volume, rest string) string {
+		return fmt.Sprintf("time=2026-01-02T03:%sZ level=INFO msg=responded method=%s volume_id=%s %s\n",
+			at, method, volume, rest)
+	}
+	a["/v1/client/fs/logs/"+allocOurs] = said("04:06", "ControllerPublishVolume", second,
+		`code=FailedPrecondition error="it is detached in 1m0s [DetachDeferred]"`) +
+		said("04:07", "CreateSnapshot", second, "code=OK") +
+		said("04:08", "ControllerPublishVolume", first, "code=OK")
+	options, _ := serveNomad(t, a)
+	for _, subject := range []orchestrator.Subject{{VolumeID: allocWaits}, {Name: allocWaits[:8]}, {Claim: "shop/logs"}} {
+		got, err := diagnose.Explain(
+			t.Context(), subject, nomad.NewOperator(options), []*rack.Client{client}, coretest.Cluster, nil)
+		if err != nil || got.Reason != "DetachDeferred" {
+			t.Errorf("%+v: %s: %s, %v", subject, got.Reason, got.Verdict, err)
 		}
 	}
 }
