@@ -96,13 +96,17 @@ func (f Facts) pod() string {
 	return "pod -n NAMESPACE POD"
 }
 
-// allocation is the ID of the allocation.
+// allocation is the allocation as arguments of nomad.
 func (f Facts) allocation() string {
-	if label, ok := strings.CutPrefix(f.Workload, "allocation "); ok {
-		id, _, _ := strings.Cut(label, " ")
-		return id
+	label, ok := strings.CutPrefix(f.Workload, "allocation ")
+	if !ok {
+		return "ALLOCATION"
 	}
-	return "ALLOCATION"
+	id, _, _ := strings.Cut(label, " ")
+	if namespace, _, ok := strings.Cut(f.Claim, "/"); ok && namespace != "default" {
+		return "-namespace=" + namespace + " " + id // Nomad's commands find it in its namespace only
+	}
+	return id
 }
 
 // Explanation is the answer to an operator's question about one volume.

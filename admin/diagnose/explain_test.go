@@ -417,15 +417,18 @@ func TestNextStepsHaveTheNames(t *testing.T) {
 	id := r.Create(t, "postgres")
 	coretest.Must(t, r.Publish(t, id, r.Node(t, "node-b")))
 	for _, test := range []struct {
-		workload, orchestrator string
-		want                   []string
+		workload, claim, orchestrator string
+		want                          []string
 	}{
-		{"pod shop/db-0", orchestrator.Kubernetes, []string{"kubectl cordon worker-1", "kubectl delete pod -n shop db-0:"}},
-		{"allocation 5a7d9b11 (db)", orchestrator.Nomad, []string{"client worker-1", "nomad alloc stop 5a7d9b11:"}},
-		{"", orchestrator.Kubernetes, []string{"kubectl delete pod -n NAMESPACE POD:"}},
+		{"pod shop/db-0", "shop/data", orchestrator.Kubernetes,
+			[]string{"kubectl cordon worker-1", "kubectl delete pod -n shop db-0:"}},
+		{"allocation 5a7d9b11 (db)", "default/data", orchestrator.Nomad,
+			[]string{"client worker-1", "nomad alloc stop 5a7d9b11:"}},
+		{"allocation 5a7d9b11 (db)", "shop/data", orchestrator.Nomad, []string{"nomad alloc stop -namespace=shop 5a7d9b11:"}},
+		{"", "", orchestrator.Kubernetes, []string{"kubectl delete pod -n NAMESPACE POD:"}},
 	} {
 		trace := orchestrator.Trace{
-			VolumeID: id, Node: "worker-1", Workload: test.workload, Orchestrator: test.orchestrator,
+			VolumeID: id, Node: "worker-1", Workload: test.workload, Claim: test.claim, Orchestrator: test.orchestrator,
 			Messages: []orchestrator.TraceMessage{{Text: "takes no more [InstanceFull]"}},
 		}
 		got, err := diagnose.Explain(

@@ -155,7 +155,7 @@ func TestDisagreements(t *testing.T) {
 		root.run(t, "job", "run", "-detach", c.filled(t, "node.nomad.hcl", `"${attr.kernel.name}"
     value     = "linux"`, `"${node.unique.name}"
     value     = "node-b"`))
-		c.says(t, "PluginNotRegistered: ", "explain", alloc)
+		c.follow(t, c.says(t, "PluginNotRegistered: ", "explain", alloc))
 		root.run(t, "job", "run", "-detach", "node.nomad.hcl")
 		c.healthy(1, 2)
 	})
@@ -194,7 +194,7 @@ func (c *cluster) withoutClaim(t *testing.T, operator cli, old string) (next str
 	})
 	c.lines(t, operator, alloc, old, alloc)
 	operator.run(t, "job", "stop", "-detach", "example")
-	c.says(t, "WorkloadTerminating: ", "explain", alloc)
+	c.follow(t, c.says(t, "WorkloadTerminating: ", "explain", alloc))
 	must(t, c.writes(alloc))
 	c.registerAgain(t, operator)
 	c.says(t, "RunsWithoutClaim: ", "explain", alloc)
@@ -222,10 +222,10 @@ func (c *cluster) unmounted(t *testing.T, operator cli, alloc string) (next stri
 			}
 		}
 	}
-	m.says(t, "RunsWithoutMount: ", "explain", alloc)
+	said := m.says(t, "RunsWithoutMount: ", "explain", alloc)
 	m.says(t, "and nothing of its disk is mounted on this node", "doctor")
 	must(t, c.writes(alloc))
-	c.as(c.management).run(t, "alloc", "stop", "-detach", alloc)
+	c.follow(t, said)
 	c.server.eventually("the next allocation runs", func() bool {
 		next = c.placed("node-a")
 		return next != alloc
@@ -276,7 +276,9 @@ func TestClaimsThatStay(t *testing.T) {
 	c.install(t)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
-	operator.run(t, "volume", "create", c.filled(t, "volumes/create.volume.hcl", `"data"`, `"sweep"`))
+	// A rack that is only preferred, and that nobody serves, keeps nothing from being made.
+	operator.run(t, "volume", "create", c.filled(t, "volumes/create.volume.hcl", `"data"`, `"sweep"`,
+		"required {", "preferred {", `/rack" = "default"`, `/rack" = "elsewhere"`))
 	c.part("a periodic job keeps the last slot", func(t *testing.T) { c.periodic(t, operator) })
 	c.part("a snapshot brings a claim back", func(t *testing.T) { c.claimFromSnapshot(t, operator) })
 	operator.run(t, "volume", "delete", "sweep")

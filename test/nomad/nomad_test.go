@@ -370,18 +370,18 @@ namespace "` + pluginNamespace + `" {
 }
 
 // says waits until a command of the plugin's program prints a text, for an operator with a management token. doctor
-// ends with an exit code if something is wrong.
-func (c *cluster) says(t *testing.T, text string, args ...string) {
+// ends with an exit code if something is wrong. The result is all that the command prints.
+func (c *cluster) says(t *testing.T, text string, args ...string) (said string) {
 	t.Helper()
-	c.saysWith(t, nil, text, programs.Plugin, args...)
+	return c.saysWith(t, nil, text, programs.Plugin, args...)
 }
 
 // says is that of the cluster, run on the machine, which sees the disks and the mounts of its guest.
-func (m *machine) says(t *testing.T, text string, args ...string) {
+func (m *machine) says(t *testing.T, text string, args ...string) (said string) {
 	t.Helper()
 	guest := m.cluster.sim.Instance(m.name).Guest
 	roots := []string{"OXIDE_CSI_DEV_ROOT=" + guest + "/dev", "OXIDE_CSI_SYS_ROOT=" + guest + "/sys"}
-	m.cluster.saysWith(t, roots, text, "nsenter", append(append(m.namespaces(), programs.Plugin), args...)...)
+	return m.cluster.saysWith(t, roots, text, "nsenter", append(append(m.namespaces(), programs.Plugin), args...)...)
 }
 
 // namespaces are the flags with which nsenter runs a program on the machine.
@@ -389,11 +389,11 @@ func (m *machine) namespaces() []string {
 	return []string{fmt.Sprintf("--target=%d", m.agent()), "--mount", "--pid"}
 }
 
-func (c *cluster) saysWith(t *testing.T, environ []string, text, program string, args ...string) {
+func (c *cluster) saysWith(t *testing.T, environ []string, text, program string, args ...string) (said string) {
 	t.Helper()
 	user := c.as(c.management, append(environ, "OXIDE_HOST="+c.sim.Host, "OXIDE_PROJECT="+c.sim.Project,
 		"OXIDE_TOKEN="+c.sim.Token, "OXIDE_CSI_CLUSTER_ID=nomad-test")...)
-	said, stderr := "", ""
+	stderr := ""
 	defer func() {
 		if t.Failed() {
 			t.Logf("oxide-csi %s:\n%s%s", strings.Join(args, " "), said, stderr)
@@ -403,6 +403,19 @@ func (c *cluster) saysWith(t *testing.T, environ []string, text, program string,
 		said, stderr, _ = user.tryProgram(program, args...)
 		return strings.Contains(said, text)
 	})
+	return said
+}
+
+// follow runs the first of nomad's commands in an answer of explain, which a sign ends.
+func (c *cluster) follow(t *testing.T, said string) {
+	t.Helper()
+	_, step, _ := strings.Cut(said, "; next: ")
+	_, step, found := strings.Cut(step, "nomad ")
+	if !found {
+		t.Fatalf("no command of nomad: %s", said)
+	}
+	end := strings.IndexAny(step, ";:,\n")
+	c.as(c.management).run(t, strings.Fields(step[:end])...)
 }
 
 // refused checks the commands that must fail while the volume is in use, and their messages.
