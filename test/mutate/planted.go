@@ -3512,6 +3512,14 @@ var planted = []bug{
 		test:     "TestNothingWorksWhileTwoDisagree",
 	},
 	{
+		name:     "explain: a command of Nomad's lacks the namespace of the allocation",
+		file:     "admin/diagnose/explain.go",
+		original: "ok && namespace != \"default\" {",
+		planted:  "ok && false {",
+		pkg:      "admin/diagnose",
+		test:     "TestNextStepsHaveTheNames",
+	},
+	{
 		name:     "explain: only the first volume of an allocation is followed",
 		file:     "admin/diagnose/explain.go",
 		original: "for _, other := range f.Others {",
