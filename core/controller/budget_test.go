@@ -57,6 +57,15 @@ func withoutHotplug(prepare func(*testing.T, *rig) string) func(*testing.T, *rig
 	}
 }
 
+// again starts another process after prepare, which remembers no disk.
+func again(prepare func(*testing.T, *rig) string) func(*testing.T, *rig) string {
+	return func(t *testing.T, r *rig) string {
+		id := prepare(t, r)
+		r.Start(t)
+		return id
+	}
+}
+
 // Calls whose answers this test ignores; other tests check them.
 var (
 	createBlank = func(t *testing.T, r *rig, _ string) { _, _ = r.CreateVolume(t.Context(), coretest.CreateRequest("v")) }
@@ -158,12 +167,20 @@ var budgets = map[string][2]scenario{
 		{aVolume, deleteIt},
 		{faulty(aVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
 	},
+	"DeleteVolume by another process": {
+		{again(aVolume), deleteIt},
+		{faulty(again(aVolume), "disk_delete", simtest.FaultStatus, 400), deleteIt},
+	},
 	"DeleteVolume of an adopted volume": {
 		{adoptedVolume, deleteIt},
 		{faulty(adoptedVolume, "disk_delete", simtest.FaultStatus, 400), deleteIt},
 	},
-	"ControllerPublishVolume":    {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
-	"ControllerUnpublishVolume":  {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
+	"ControllerPublishVolume":   {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
+	"ControllerUnpublishVolume": {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
+	"ControllerUnpublishVolume by another process": {
+		{again(published), unpublishIt},
+		{withoutHotplug(again(published)), unpublishIt},
+	},
 	"ValidateVolumeCapabilities": {{aVolume, validateIt}, {nothing, validateIt}},
 	"ControllerModifyVolume":     {{anotherClustersVolume, adoptIt}, {anotherClustersSnapshot, adoptIt}},
 	"ControllerExpandVolume":     {{aVolume, expandIt}, {faulty(aVolume, "disk_create", simtest.FaultLost, 0), expandIt}},

@@ -28,6 +28,7 @@ type Service struct {
 	maxDisks     int
 	attaching    *attaching
 	refusals     *refusals
+	remembered   remembered
 	pageTokens   *pageTokens
 	volumeCounts *pageCounts
 	freeCapacity *capacityCache
@@ -101,6 +102,7 @@ func New(opts Options) *Service {
 		maxDisks:     opts.MaxDisks,
 		attaching:    newAttaching(),
 		refusals:     newRefusals(),
+		remembered:   remembered{disks: map[string]rememberedDisk{}},
 		pageTokens:   newPageTokens(),
 		volumeCounts: newPageCounts(),
 		freeCapacity: newCapacityCache(),

@@ -68,6 +68,7 @@ func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 		return nil, retryableCreate(ctx, err)
 	}
 	c.racks.cacheLocation(disk.VolumeID, rc.rack)
+	rc.remember(disk)
 	return &csi.CreateVolumeResponse{Volume: rc.volume(disk, want.params)}, nil
 }
 

@@ -723,7 +723,7 @@ func TestPublishSeesAFinishedDetach(t *testing.T) {
 		var armed atomic.Bool // the controller's background tasks send requests too
 		d.stop()              // nothing else reads before
 		d.before = func(req *http.Request) {
-			if strings.HasSuffix(req.URL.Path, "/anti-affinity-groups") && armed.CompareAndSwap(true, false) {
+			if strings.Contains(req.URL.Path, "/anti-affinity-groups/") && armed.CompareAndSwap(true, false) {
 				_, err := d.SDK.InstanceDiskDetach(req.Context(), oxide.InstanceDiskDetachParams{
 					Instance: oxide.NameOrId(d.nodes[0]), Body: &oxide.DiskPath{Disk: oxide.NameOrId(id)},
 				})
@@ -735,6 +735,9 @@ func TestPublishSeesAFinishedDetach(t *testing.T) {
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
 		armed.Store(true)
 		coretest.Must(t, d.publish(t, id, d.nodes[0]))
+		if armed.Load() {
+			t.Fatal("the publish looked at no record")
+		}
 		d.wantHolder(t, id, d.nodes[0])
 	})
 }

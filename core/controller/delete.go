@@ -27,15 +27,23 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil // no disk has such an ID
 	}
-	rc, disk, err := c.locate(ctx, id)
-	if err != nil || disk.ID == "" {
-		return c.deletedBefore(ctx, id, rc, err)
+	rc, disk, known := c.recall(id, "")
+	var err error
+	if !known {
+		if rc, disk, err = c.locate(ctx, id); err != nil || disk.ID == "" {
+			return c.deletedBefore(ctx, id, rc, err)
+		}
+		if err := rc.checkDeletable(ctx, &disk); err != nil {
+			return nil, err
+		}
 	}
-	if err := rc.checkDeletable(ctx, &disk); err != nil {
+	if err := c.checkOnlyRegistration(ctx, disk); err != nil {
 		return nil, err
 	}
 	err = rc.rack.DeleteDisk(ctx, disk.ID)
 	switch {
+	case known && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)):
+		return c.DeleteVolume(ctx, req)
 	case errors.Is(err, rack.ErrNotFound):
 		return c.deletedMeanwhile(ctx, id)
 	case errors.Is(err, rack.ErrRefused):
@@ -122,9 +130,8 @@ func (c rackController) checkExpansionOwner(ctx context.Context, volumeID string
 	)
 }
 
-// checkDeletable rejects a disk that is attached, that does not belong to this cluster, or that another volume of the
-// orchestrator has, too. It waits while the disk
-// changes state, and updates *disk.
+// checkDeletable rejects a disk that is attached or does not belong to this cluster. It waits while the disk changes
+// state, and updates *disk.
 func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) error {
 	reason, err := c.notOwnedReason(ctx, disk.Description, disk.VolumeID)
 	if err != nil {
@@ -157,7 +164,7 @@ func (c rackController) checkDeletable(ctx context.Context, disk *rack.Disk) err
 	if disk.InstanceID != "" {
 		return c.attachedError(ctx, *disk)
 	}
-	return c.checkOnlyRegistration(ctx, *disk)
+	return nil
 }
 
 // checkProject rejects a disk of another project. A rack looks up an ID in the whole silo (docs/reference/rack.md §1).

@@ -254,6 +254,7 @@ func TestRackErrorsToCodes(t *testing.T) {
 				log := &simtest.Output{}
 				r := newRig(t, func(o *coretest.Options) { o.Log = log })
 				volumeID, nodeID := r.Create(t, "v"), r.Node(t, "node-a")
+				r.Start(t) // it remembers no disk
 				fault := row.fault
 				fault.Operation = row.operation
 				_, err := r.Sim.Inject(t.Context(), fault)

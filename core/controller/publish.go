@@ -35,6 +35,7 @@ func (c *Service) ControllerPublishVolume(
 	if err != nil {
 		return nil, c.publishError(err)
 	}
+	c.forget(disk.VolumeID) // also a publish that fails may attach the disk
 	instanceID, ok := diskname.ParseID(req.GetNodeId())
 	if !ok {
 		return nil, rpc.NotFound(
@@ -70,6 +71,7 @@ func (c *Service) ControllerPublishVolume(
 		return nil, rc.publishError(err) // an expansion may have begun meanwhile
 	}
 	c.refusals.remove(disk.VolumeID, "")
+	rc.remember(disk)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 

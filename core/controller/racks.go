@@ -96,8 +96,11 @@ func (c *Service) locate(ctx context.Context, volumeID string) (rackController, 
 		)
 	}
 	client, disk, err := find(ctx, c.racks, id, diskOrReplaced, diskProject)
-	if errors.Is(err, rack.ErrNotFound) {
+	switch {
+	case errors.Is(err, rack.ErrNotFound):
 		return c.locateGrown(ctx, id, err)
+	case errors.Is(err, rack.ErrUnknown):
+		c.forget(id)
 	}
 	return c.forRack(client), disk, err
 }

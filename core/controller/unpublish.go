@@ -46,6 +46,13 @@ func (c *Service) unpublish(ctx context.Context, volumeID, nodeID string) error 
 	if err := c.refusals.get(opDetach, volumeID, nodeID); err != nil {
 		return err
 	}
+	if rc, disk, known := c.recall(volumeID, nodeID); known && nodeID != "" && !rc.defersDetaches() {
+		detached, err := rc.rack.Detach(ctx, disk.ID, nodeID)
+		_, explained := errors.AsType[*rack.Refusal](err)
+		if explained || !errors.Is(err, rack.ErrNotFound) && !errors.Is(err, rack.ErrRefused) {
+			return rc.detached(ctx, disk, detached, err)
+		}
+	}
 	rc, disk, err := c.locate(ctx, volumeID)
 	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.ID == "" {
 		return nil // a volume without a disk is attached nowhere
@@ -106,15 +113,22 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 		return c.detachRemembered(ctx, disk)
 	}
 	detached, err := c.rack.Detach(ctx, disk.ID, instanceID)
+	return c.detached(ctx, disk, detached, err)
+}
+
+// detached makes sure that a disk is detached from its instance, after the rack answered the request with the disk or an
+// error.
+func (c rackController) detached(ctx context.Context, disk, answer rack.Disk, err error) error {
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)
 	}
-	if detached, err = c.waitToDetach(ctx, detached); err != nil {
+	if answer, err = c.waitToDetach(ctx, answer); err != nil {
 		return err
 	}
-	if detached.InstanceID == instanceID {
+	if answer.InstanceID == disk.InstanceID {
 		return c.stillAttachedError(disk)
 	}
+	c.remember(answer)
 	return nil
 }
 

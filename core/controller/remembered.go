@@ -1,0 +1,62 @@
+// This Source Code Form is subject to the terms of the Mozilla Public
+// License, v. 2.0. If a copy of the MPL was not distributed with this
+// file, You can obtain one at https://mozilla.org/MPL/2.0/.
+
+package controller
+
+import (
+	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+)
+
+// remembered are disks of this cluster as a successful RPC of this process left them: an unpublish from the instance to
+// which the disk was attached, and a deletion of a disk that was attached nowhere, need no look before they act. ID,
+// project and owner of a disk never change, and the rack itself refuses what the disk's state does not allow
+// (docs/reference/rack.md §4 and §5). After a refusal the RPC looks, as it does for a disk that is not remembered.
+type remembered struct {
+	mu    sync.Mutex
+	disks map[string]rememberedDisk
+}
+
+// rememberedDisk is the disk of a volume, by the volume's ID.
+type rememberedDisk struct {
+	on   *rack.Client
+	disk rack.Disk
+}
+
+// maxRemembered bounds the memory: a description has at most 512 bytes.
+const maxRemembered = 10_000
+
+// remember remembers a disk of the plugin's project after a successful RPC. A volume that has grown has another disk, so
+// it is not remembered.
+func (c rackController) remember(disk rack.Disk) {
+	if !c.ownsDisk(disk) || disk.Grown() {
+		return
+	}
+	c.remembered.mu.Lock()
+	defer c.remembered.mu.Unlock()
+	if len(c.remembered.disks) >= maxRemembered {
+		clear(c.remembered.disks)
+	}
+	c.remembered.disks[disk.VolumeID] = rememberedDisk{c.rack, disk}
+}
+
+// recall returns the disk of a volume and forgets it, if it was left on this instance, or nowhere if instanceID is empty.
+func (c *Service) recall(volumeID, instanceID string) (rackController, rack.Disk, bool) {
+	c.remembered.mu.Lock()
+	defer c.remembered.mu.Unlock()
+	r, found := c.remembered.disks[volumeID]
+	if !found || r.disk.InstanceID != instanceID {
+		return rackController{}, rack.Disk{}, false
+	}
+	delete(c.remembered.disks, volumeID)
+	return c.forRack(r.on), r.disk, true
+}
+
+// forget forgets the disk of a volume.
+func (c *Service) forget(volumeID string) {
+	c.remembered.mu.Lock()
+	defer c.remembered.mu.Unlock()
+	delete(c.remembered.disks, volumeID)
+}
