@@ -7,7 +7,7 @@
 //   - controller.go: the service and its options; capabilities.go: which RPCs there are, and ValidateVolumeCapabilities
 //   - create.go: CreateVolume; existing.go: what an earlier call made; source.go: from a snapshot; clone.go: from
 //     another volume; sweep.go: temporary snapshots that a crash left behind
-//   - delete.go: DeleteVolume
+//   - delete.go: DeleteVolume; remembered.go: disks of which no look is needed before an act
 //   - owner.go: which cluster owns a volume; adopt.go: ControllerModifyVolume, and the lists for it
 //   - publish.go: attaching; unpublish.go: detaching; attaching.go: attaches to one instance side by side
 //   - planned.go: both, if the instance must be restarted for it
