@@ -10,8 +10,7 @@
 //   - rig.go: the rack and the plugin of a measurement
 //   - calls.go: API calls per RPC, counted by the rack
 //   - latency.go: single RPCs, compared with calls of the bare SDK
-//   - throughput.go: many concurrent CreateVolume, compared with the bare SDK
-//   - attach.go: many concurrent ControllerPublishVolume on many instances, compared with the bare SDK
+//   - load.go: the lives of many volumes at the same time, compared with the bare SDK
 //   - restarts.go: planned restarts on a rack without hot-plug: restarts per volume, and downtime of instances
 //   - list.go: the list of 10,000 disks: time, calls, peak memory, size
 //   - commands.go: the commands doctor and orphans with 10,000 volumes
@@ -63,7 +62,6 @@ var measurements = []measurement{
 	{"calls", countCalls},
 	{"latency", latency},
 	{"throughput", throughput},
-	{"attach", attachMany},
 	{"restarts", plannedRestarts},
 	{"list", lists},
 	{"commands", commands},

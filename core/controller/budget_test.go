@@ -177,6 +177,10 @@ var budgets = map[string][2]scenario{
 	},
 	"ControllerPublishVolume":   {{aVolume, publishIt}, {withoutHotplug(aVolume), publishIt}},
 	"ControllerUnpublishVolume": {{published, unpublishIt}, {withoutHotplug(published), unpublishIt}},
+	"ControllerPublishVolume by another process": {
+		{again(aVolume), publishIt},
+		{withoutHotplug(again(aVolume)), publishIt},
+	},
 	"ControllerUnpublishVolume by another process": {
 		{again(published), unpublishIt},
 		{withoutHotplug(again(published)), unpublishIt},

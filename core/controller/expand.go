@@ -41,6 +41,7 @@ func (c *Service) ControllerExpandVolume(
 		return nil, err
 	}
 	if size > disk.SizeBytes {
+		c.forget(disk.VolumeID)
 		if disk, err = rc.expand(ctx, disk, size); err != nil {
 			return nil, expansionError(err)
 		}

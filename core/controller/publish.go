@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -30,6 +31,9 @@ func (c *Service) ControllerPublishVolume(
 ) (*csi.ControllerPublishVolumeResponse, error) {
 	if err := validateControllerPublishVolume(req); err != nil {
 		return nil, err
+	}
+	if response := c.publishRemembered(ctx, req); response != nil {
+		return response, nil
 	}
 	rc, disk, err := c.neededDisk(ctx, req.GetVolumeId())
 	if err != nil {
@@ -73,6 +77,27 @@ func (c *Service) ControllerPublishVolume(
 	c.refusals.remove(disk.VolumeID, "")
 	rc.remember(disk)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
+}
+
+// publishRemembered is ControllerPublishVolume for a remembered disk that is attached nowhere, in attach mode hot. If
+// anything is not as it was, it returns nil, and the caller looks at the disk.
+func (c *Service) publishRemembered(
+	ctx context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) *csi.ControllerPublishVolumeResponse {
+	volumeID, _ := diskname.ParseID(req.GetVolumeId())
+	instanceID, ok := diskname.ParseID(req.GetNodeId())
+	rc, disk, known := c.recall(volumeID, "")
+	if !ok || !known || rc.defersDetaches() {
+		return nil
+	}
+	attached, undisturbed, err := rc.checkAndAttach(ctx, disk, instanceID)
+	if err != nil || !undisturbed || attached.State != rack.Attached || attached.InstanceID != instanceID {
+		return nil
+	}
+	c.refusals.remove(disk.VolumeID, "")
+	rc.remember(attached)
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(attached)}
 }
 
 // checkNotBootDisk rejects the boot disk of the instance. Only an attached disk can be a boot disk
@@ -197,6 +222,9 @@ func (c rackController) checkAndAttach(
 	disks, err := c.instanceDisks(ctx, instanceID)
 	if err != nil {
 		return rack.Disk{}, false, err
+	}
+	if i := slices.IndexFunc(disks, func(on rack.Disk) bool { return on.ID == disk.ID }); i >= 0 {
+		return disks[i], false, nil // another process has attached it
 	}
 	if c.hasRoom(disk, append(c.attaching.reserve(instanceID, disk), disks...)) {
 		return c.attachChecked(ctx, disk, instanceID)

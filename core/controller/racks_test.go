@@ -457,6 +457,7 @@ func TestOneRackOutOfReach(t *testing.T) {
 			t.Parallel()
 			m := newMultiRig(t)
 			there, here := m.createOn(t, "north", "there"), m.createOn(t, "west", "here")
+			m.StartWith(t, m.clients...) // it remembers no disk, so each call begins with a look
 			node := m.racks["west"].Node(t, "node-west")
 			m.setNetwork("north", network)
 			// Calls for another rack succeed.

@@ -10,10 +10,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 )
 
-// remembered are disks of this cluster as a successful RPC of this process left them: an unpublish from the instance to
-// which the disk was attached, and a deletion of a disk that was attached nowhere, need no look before they act. ID,
-// project and owner of a disk never change, and the rack itself refuses what the disk's state does not allow
-// (docs/reference/rack.md §4 and §5). After a refusal the RPC looks, as it does for a disk that is not remembered.
+// remembered are disks of this cluster as a successful RPC of this process left them. No look is needed before an
+// unpublish from the instance to which the disk was attached, and before a publish or a deletion of a disk that was
+// attached nowhere. ID, project and owner of a disk never change, and the rack itself refuses what the disk's state does
+// not allow (docs/reference/rack.md §4 and §5). After a refusal the RPC looks, as it does for any other disk. The states
+// in which a rack could accept an attach and drop it are over: a create answers when the disk is complete.
 type remembered struct {
 	mu    sync.Mutex
 	disks map[string]rememberedDisk

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
@@ -21,17 +22,22 @@ func TestRememberedDiskHasChanged(t *testing.T) {
 		// published says that the first process has published the volume on node-a.
 		published bool
 		change    func(t *testing.T, other *rig, id, a, b string)
-		call      func(t *testing.T, r *rig, id, a string) error
+		call      func(t *testing.T, r *rig, id, a, b string) error
 		code      codes.Code
-		// holder is the instance that has the disk at the end: node-b, or none. gone says that there is no disk.
-		onB, gone bool
+		// holder is the instance that has the disk at the end, "" for none, and "gone" if there is no disk.
+		holder string
 	}{
-		{"grown, then unpublish", true, growAndPublish, unpublishFrom, codes.OK, false, false},
-		{"grown, then delete", false, grow, deleteFrom, codes.OK, false, true},
-		{"moved, then unpublish", true, move, unpublishFrom, codes.OK, true, false},
-		{"moved, then delete", false, move, deleteFrom, codes.FailedPrecondition, true, false},
-		{"deleted, then unpublish", true, deleteAll, unpublishFrom, codes.OK, false, true},
-		{"deleted, then delete", false, deleteAll, deleteFrom, codes.OK, false, true},
+		{"grown, then unpublish", true, growAndPublish, unpublishFromA, codes.OK, ""},
+		{"grown, then delete", false, grow, deleteVolume, codes.OK, "gone"},
+		{"grown, then publish", false, grow, publishOnB, codes.OK, "b"},
+		{"moved, then unpublish", true, publishElsewhere, unpublishFromA, codes.OK, "b"},
+		{"published, then delete", false, publishElsewhere, deleteVolume, codes.FailedPrecondition, "b"},
+		{"published, then publish", false, publishHere, publishOnB, codes.FailedPrecondition, "a"},
+		{"published there, then publish", false, publishElsewhere, publishOnB, codes.OK, "b"},
+		{"made a boot disk, then publish", false, boot, publishOnB, codes.FailedPrecondition, "b"},
+		{"deleted, then unpublish", true, deleteAll, unpublishFromA, codes.OK, "gone"},
+		{"deleted, then delete", false, deleteAll, deleteVolume, codes.OK, "gone"},
+		{"deleted, then publish", false, deleteAll, publishOnB, codes.NotFound, "gone"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRig(t)
@@ -42,25 +48,23 @@ func TestRememberedDiskHasChanged(t *testing.T) {
 			other := r.copy()
 			other.Start(t)
 			test.change(t, other, id, a, b)
-			coretest.WantCode(t, test.call(t, r, id, a), test.code)
+			coretest.WantCode(t, test.call(t, r, id, a, b), test.code)
 			disks := r.Volumes(t)
-			if test.gone {
-				coretest.WantSame(t, disks, nil)
+			if gone := test.holder == "gone"; gone != (len(disks) == 0) {
+				t.Fatalf("the disks are %v", disks)
+			} else if gone {
 				return
 			}
-			if len(disks) != 1 {
-				t.Fatalf("the disks are %v", disks)
-			}
-			want := map[bool]string{true: b}[test.onB]
-			if got := r.Holder(t, disks[0]); got != want {
+			if got, want := r.Holder(t, disks[0]), map[string]string{"a": a, "b": b}[test.holder]; got != want {
 				t.Errorf("the disk is on %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-func unpublishFrom(t *testing.T, r *rig, id, a string) error { return r.Unpublish(t, id, a) }
-func deleteFrom(t *testing.T, r *rig, id, _ string) error    { return r.Delete(t, id) }
+func unpublishFromA(t *testing.T, r *rig, id, a, _ string) error { return r.Unpublish(t, id, a) }
+func publishOnB(t *testing.T, r *rig, id, _, b string) error     { return r.Publish(t, id, b) }
+func deleteVolume(t *testing.T, r *rig, id, _, _ string) error   { return r.Delete(t, id) }
 
 func grow(t *testing.T, other *rig, id, a, _ string) {
 	other.Must(t, other.Unpublish(t, id, a))
@@ -73,9 +77,23 @@ func growAndPublish(t *testing.T, other *rig, id, a, b string) {
 	other.Must(t, other.Publish(t, id, a))
 }
 
-func move(t *testing.T, other *rig, id, a, b string) {
+func publishHere(t *testing.T, other *rig, id, a, _ string) { other.Must(t, other.Publish(t, id, a)) }
+
+func publishElsewhere(t *testing.T, other *rig, id, a, b string) {
 	other.Must(t, other.Unpublish(t, id, a))
 	other.Must(t, other.Publish(t, id, b))
+}
+
+// boot attaches the disk to node-b by hand and makes it the boot disk.
+func boot(t *testing.T, other *rig, id, _, b string) {
+	other.Must(t, other.Sim.SetRunState(t.Context(), b, "stopped"))
+	other.AttachByHand(t, id, b)
+	boot, off := oxide.NameOrId(id), false
+	_, err := other.SDK.InstanceUpdate(t.Context(), oxide.InstanceUpdateParams{
+		Instance: oxide.NameOrId(b),
+		Body:     &oxide.InstanceUpdate{BootDisk: &boot, EnableJumboFrames: &off, Memory: oxide.ByteCount(coretest.GiB), Ncpus: 1},
+	})
+	other.Must(t, err)
 }
 
 func deleteAll(t *testing.T, other *rig, id, a, _ string) {

@@ -1211,6 +1211,22 @@ var planted = []bug{
 		test:     "TestPublishToARunningInstanceWithoutHotplug",
 	},
 	{
+		name:     "controller: a remembered disk that was made a boot disk is published",
+		file:     "core/controller/publish.go",
+		original: "return on.ID == disk.ID }); i >= 0 {",
+		planted:  "return on.ID == disk.ID }); i >= 0 && disk.State == rack.Attached {",
+		pkg:      "core/controller",
+		test:     "TestRememberedDiskHasChanged",
+	},
+	{
+		name:     "controller: a remembered disk is published while it is being replaced",
+		file:     "core/controller/publish.go",
+		original: "if err != nil || !undisturbed || attached",
+		planted:  "if err != nil || !undisturbed && attached.ID == \"\" || attached",
+		pkg:      "core/controller",
+		test:     "TestNewerRecordStopsItsSubject",
+	},
+	{
 		name:     "controller: a remembered disk is gone, and so its volume counts as detached",
 		file:     "core/controller/unpublish.go",
 		original: "explained || !errors.Is(err, rack.ErrNotFound) &&",
