@@ -2,7 +2,7 @@
 SHELL       := /bin/bash
 VERSION     := v$(shell cat VERSION)
 LDFLAGS     := -s -w -X main.version=$(VERSION)
-# The folder of the programs that test/programs/build.sh builds. KUBERNETES=1.36 builds and runs that release instead of
+# The directory of the programs that test/programs/build.sh builds. KUBERNETES=1.36 builds and runs that release instead of
 # the newest one.
 PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs$(KUBERNETES:%=-%))
 ifdef KUBERNETES
@@ -15,7 +15,7 @@ PACKAGES    := e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup util-linux 
 VM_PACKAGES := qemu-system-x86 busybox-static cpio kmod
 # For the nodes of e2e-k8s.
 K8S_PACKAGES := containerd runc containernetworking-plugins iproute2 busybox-static
-# For the clients of e2e-nomad: a root folder for tasks, and the libraries of Debian's dockerd.
+# For the clients of e2e-nomad: a root directory for tasks, and the libraries of Debian's dockerd.
 NOMAD_PACKAGES := busybox-static containerd runc libdevmapper1.02.1 libsystemd0
 
 .PHONY: help
@@ -135,7 +135,7 @@ test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU gue
 	go run ./test/all -tags=vm -count=1 -timeout=40m ./test/vm
 
 .PHONY: test-matrix
-test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root folder of its packages; by hand, as root
+test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root directory of its packages; by hand, as root
 	test/matrix/run.sh trixie
 
 .PHONY: test-identity
@@ -181,7 +181,7 @@ e2e-upgrade: ## upgrade manifests and chart on the same cluster, and go back, wh
 	go run ./test/all -tags=k8s,upgrade -count=1 -timeout=30m -run=TestUpgrade ./test/k8s
 
 .PHONY: e2e-platform
-e2e-platform: ## install the chart on the same cluster where kubelet has another folder; as root
+e2e-platform: ## install the chart on the same cluster where kubelet has another directory; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars helm
 	go run ./test/all -tags=k8s,platform -count=1 -timeout=30m -run=TestKubeletFolder ./test/k8s

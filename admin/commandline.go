@@ -32,6 +32,8 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	advice := "see " + cmd.CommandPath() + " --help"
 	if similar := similarCommand(cmd, args[0]); similar != "" {
 		advice = "did you mean " + similar + "?"
+	} else if !cmd.HasSubCommands() {
+		return Usage("%s takes no argument such as %q: %s", cmd.CommandPath(), args[0], advice)
 	}
 	return config.Problems{config.FlagProblem(fmt.Errorf("%q is not a command: %s", args[0], advice))}
 }
@@ -80,10 +82,10 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// exactlyOr is [exactly] for a command where a word too many is often the value of a flag.
+// exactlyOr is [exactly] for a command where a word too many is often the value of a flag, unless that is given.
 func exactlyOr(flag string, names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == len(names)+1 {
+		if len(args) == len(names)+1 && !cmd.Flags().Changed(strings.TrimPrefix(flag, "--")) {
 			return Usage("%s needs %s alone: is %q the value of a flag, %s=%s?",
 				cmd.CommandPath(), strings.Join(names, " and "), args[len(names)], flag, args[len(names)])
 		}

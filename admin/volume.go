@@ -189,16 +189,18 @@ func callPlugin[T any](
 	if wait.reported != "" {
 		progress.Clear()
 	}
+	code := client.ExitCode(err)
+	if err != nil && interrupted.Err() != nil {
+		code, err = client.ExitInterrupted, interruption(err, waitsFor, between)
+	}
+	text := ""
+	if err != nil {
+		text = plugin.InWords(err.Error())
+	}
 	if closeErr := plugin.Close(); err == nil {
-		err = closeErr
+		return result, closeErr
 	}
-	switch {
-	case err != nil && interrupted.Err() != nil:
-		err = ExitError{client.ExitInterrupted, inWords{plugin, interruption(err, waitsFor, between)}}
-	case err != nil:
-		err = ExitError{client.ExitCode(err), inWords{plugin, err}}
-	}
-	return result, err
+	return result, ExitError{code, inWords{text, err}}
 }
 
 // untilInterrupted returns a context that ends with a signal to end. The process goes on, and takes back what it has
@@ -226,13 +228,13 @@ func interruption(err, waitsFor error, between bool) error {
 	return fmt.Errorf("%s; it waited: %w", text, waitsFor)
 }
 
-// inWords is an error with the names that the caller has given, in the place of IDs.
+// inWords is an error in the words of [client.Client.InWords].
 type inWords struct {
-	plugin *client.Client
+	text string
 	error
 }
 
-func (e inWords) Error() string { return e.plugin.InWords(e.error.Error()) }
+func (e inWords) Error() string { return e.text }
 func (e inWords) Unwrap() error { return e.error }
 
 // waiting shows what a command with --wait waits for.

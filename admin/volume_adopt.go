@@ -73,14 +73,18 @@ func (b *storageCommands) runAdopt(cmd *cobra.Command, f adoptFlags) error {
 	case !known:
 		return config.Problems{{Flag: "--for", What: fmt.Sprintf("%q is neither kubernetes nor nomad", f.orchestrator)}}
 	}
-	list := func(ctx context.Context, plugin *client.Client) ([]client.AdoptableVolume, error) {
+	own := false // then nothing is adopted
+	list := func(ctx context.Context, plugin *client.Client) (_ []client.AdoptableVolume, err error) {
+		if own, err = plugin.Owns(ctx, f.from); err != nil {
+			return nil, err
+		}
 		return plugin.Adoptable(ctx, f.from)
 	}
 	volumes, err := callPlugin(b, cmd, list)
 	if err != nil {
 		return err
 	}
-	if !f.yes {
+	if !f.yes && !own {
 		if err := confirmAdoption(cmd.InOrStdin(), b.stderr, f.from, volumes); err != nil {
 			return err
 		}
@@ -115,6 +119,6 @@ func printAdoptable(w io.Writer, volumes []client.AdoptableVolume) {
 			size = "deleted"
 		}
 		snapshots := strconv.Itoa(len(v.SnapshotIDs))
-		line(w, v.ID, size, cmp.Or(v.Name, "-"), cmp.Or(v.Claim, "-"), snapshots, v.Rack, cmp.Or(v.NodeID, "-"))
+		line(w, v.ID, size, cmp.Or(v.Name, "-"), cmp.Or(v.Claim, "-"), snapshots, v.Rack, cmp.Or(v.NodeName, v.NodeID, "-"))
 	}
 }

@@ -109,12 +109,14 @@ func Invalid(what string, cause error, next string) *Error {
 }
 
 // Error is "what: cause; next" on one line.
-func (e *Error) Error() string {
-	s := e.What
-	if e.Cause != nil {
-		s += ": " + e.Cause.Error()
+func (e *Error) Error() string { return e.Fact() + "; " + e.Next }
+
+// Fact is the error without the next step.
+func (e *Error) Fact() string {
+	if e.Cause == nil {
+		return e.What
 	}
-	return s + "; " + e.Next
+	return e.What + ": " + e.Cause.Error()
 }
 
 // Unwrap lets errors.Is find the kind and the cause.

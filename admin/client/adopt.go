@@ -27,6 +27,12 @@ type AdoptableVolume struct {
 	SnapshotIDs []string `json:"snapshotIDs,omitempty"`
 }
 
+// Owns reports whether a cluster ID is the controller's own.
+func (c *Client) Owns(ctx context.Context, cluster string) (bool, error) {
+	own, err := c.cluster(ctx)
+	return own == cluster, err
+}
+
 // Adoptable lists the volumes of a cluster that is gone, sorted by name, the deleted ones last. The list is the same
 // after their adoption.
 func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolume, error) {
@@ -66,7 +72,12 @@ func (c *Client) Adoptable(ctx context.Context, cluster string) ([]AdoptableVolu
 		)
 	}
 	list := make([]AdoptableVolume, 0, len(volumes))
-	for _, volume := range volumes {
+	var names map[string]string
+	for id, volume := range volumes {
+		if volume.NodeID != "" && names == nil {
+			names = c.nodeNames(ctx, id)
+		}
+		volume.NodeName = names[volume.NodeID]
 		list = append(list, *volume)
 	}
 	slices.SortFunc(list, func(a, b AdoptableVolume) int {

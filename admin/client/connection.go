@@ -48,6 +48,7 @@ type Client struct {
 	node       csi.NodeClient
 	conns      []*grpc.ClientConn
 	typed      map[string]string // names that the caller has given, by ID
+	volume     string            // the ID of the last volume that a command was about
 }
 
 // New returns a client. It connects at the first call.
@@ -80,6 +81,10 @@ func (c *Client) Close() error {
 
 // reconnectDelay is the time between two attempts to connect.
 const reconnectDelay = time.Second
+
+// connectTimeout is how long a connection may take: a plugin on a busy host accepts it late. Without it gRPC gives up
+// after reconnectDelay.
+const connectTimeout = 20 * time.Second
 
 // connect makes a connection. Its interceptor turns failures into an [Error].
 func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
@@ -114,7 +119,7 @@ func (c *Client) connect(socket, service string) (*grpc.ClientConn, error) {
 	reconnect := backoff.Config{BaseDelay: reconnectDelay, Multiplier: 1, MaxDelay: reconnectDelay}
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithContextDialer(dial), grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(intercept),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}))
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +159,7 @@ func unreachableError(socket, service string, reason error) error {
 // flagOf writes the flags of commands in the place of CSI's names for what they hold.
 var flagOf = strings.NewReplacer(
 	"capacity_range: ", "--size: ", "node_id: ", "--node: ", "volume_content_source", "source",
-	"accessibility_requirements", "--rack", "fs_type ", "--fs-type ", "topology.csi.oxide.computer/", "",
+	"accessibility_requirements", "--rack", "fs_type", "--fs-type", "topology.csi.oxide.computer/", "",
 )
 
 // isOver reports whether the deadline of ctx has passed. Under load ctx ends later than that.

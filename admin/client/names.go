@@ -7,9 +7,11 @@ package client
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -26,7 +28,14 @@ type named struct {
 	typed               map[string]string
 }
 
-// InWords writes the names that the caller has given in the place of the IDs that they stand for.
+// namesTimeout bounds the question for the names of instances in an error.
+const namesTimeout = 2 * time.Second
+
+// instanceIDs finds the instances that a text names by their IDs alone.
+var instanceIDs = regexp.MustCompile(`\binstance [0-9a-f]{8}-[0-9a-f-]{27}\b`)
+
+// InWords writes the names that the caller has given in the place of the IDs that they stand for. It asks the controller
+// for the names of other instances, and writes them beside their IDs.
 func (c *Client) InWords(text string) string {
 	for id, name := range c.typed {
 		text = strings.NewReplacer(
@@ -35,7 +44,12 @@ func (c *Client) InWords(text string) string {
 			id, name,
 		).Replace(text)
 	}
-	return text
+	if c.volume == "" || !instanceIDs.MatchString(text) {
+		return text
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), namesTimeout)
+	defer cancel()
+	return withNodeNames(text, c.nodeNames(ctx, c.volume))
 }
 
 // missing is the text for a name or an ID that nothing has.
@@ -93,7 +107,7 @@ func (c *Client) cluster(ctx context.Context) (string, error) {
 
 // findVolumes finds the volumes with a name by the name of their disk, which is made from it.
 func (c *Client) findVolumes(ctx context.Context, text string) (named, error) {
-	return c.find(ctx, "volume", text, func(ctx context.Context, cluster string) (ids []string, err error) {
+	found, err := c.find(ctx, "volume", text, func(ctx context.Context, cluster string) (ids []string, err error) {
 		disk := diskname.ForVolume(cluster, text)
 		for page, err := range c.volumePages(ctx) {
 			if err != nil {
@@ -107,6 +121,10 @@ func (c *Client) findVolumes(ctx context.Context, text string) (named, error) {
 		}
 		return ids, nil
 	})
+	if len(found.ids) == 1 {
+		c.volume = found.ids[0]
+	}
+	return found, err
 }
 
 // volumeID returns the ID of a volume from its ID or its name.
@@ -143,10 +161,15 @@ func (c *Client) snapshotID(ctx context.Context, text string) (string, error) {
 // nodeText is a node for an error of a volume: the name of its instance and its ID, or the ID alone if the controller
 // tells no names.
 func (c *Client) nodeText(ctx context.Context, volumeID, nodeID string) string {
+	return NodeText(c.nodeNames(ctx, volumeID)[nodeID], nodeID)
+}
+
+// nodeNames returns the names of all instances by their IDs, as far as the controller tells them.
+func (c *Client) nodeNames(ctx context.Context, volumeID string) map[string]string {
 	asking, option, decode := ask(ctx, wantNames)
 	_, _ = c.getVolume(asking, volumeID, option) // also an error's answer has the names
 	answered, _ := decode()
-	return NodeText(answered.nodeNames[nodeID], nodeID)
+	return answered.nodeNames
 }
 
 // NodeText is a node for people: the name of its instance and its ID, or the ID alone if the name is empty.
@@ -212,8 +235,8 @@ func (c *Client) nodeID(ctx context.Context, volumeID, text string) (string, err
 		strings.Join(found, ", "))
 }
 
-// withNodeNames writes "node NAME (ID)" for each "instance ID" in a controller's text about a planned restart. The
-// texts have only IDs, because records and metrics have them, too.
+// withNodeNames writes "node NAME (ID)" for each "instance ID" in a controller's text. The texts have only IDs, because
+// records and metrics have them, too.
 func withNodeNames(text string, names map[string]string) string {
 	for id, name := range names {
 		text = strings.ReplaceAll(text, "instance "+id, NodeText(name, id))

@@ -164,7 +164,7 @@ func ExamineRack(
 	e := &examination{area: "rack " + client.Name(), of: of}
 	project, err := client.Check(ctx)
 	if err != nil {
-		e.fail("API, certificate, token and project", e.nextStep(err), "%s", err)
+		e.fail("API, certificate, token and project", e.nextStep(err), "%s", rack.WithoutAdvice(err))
 		return e.findings, Disks{}
 	}
 	e.ok(
@@ -202,7 +202,11 @@ func (c *Clock) differenceOrNone() (time.Duration, bool) {
 
 // nextStep is the next step after an error of the rack.
 func (e *examination) nextStep(err error) string {
-	return NextFor(cmp.Or(fault.Of(err), Unknown), e.of)
+	row := cmp.Or(fault.Of(err), Unknown)
+	if row == fault.RackUnavailable || row == fault.RackFailed { // whose next step is doctor
+		return "see that the host is the rack's API and can be reached from here; then ask the rack's operator"
+	}
+	return NextFor(row, e.of)
 }
 
 func (e *examination) latency(ctx context.Context, client *rack.Client) {

@@ -23,7 +23,7 @@ import (
 // The others begin by themselves.
 var restartNext = map[rpc.RestartReason]string{
 	rpc.ReasonHours:   "wait for the hours, or change --restart-hours",
-	rpc.ReasonManual:  "stop and start the instance yourself, or allow the restart: docs/how-to/planned-restarts.md",
+	rpc.ReasonManual:  "stop it, wait until oxide-csi volume list does not name it any more, and start it; or use --attach-mode=restart: docs/how-to/planned-restarts.md",
 	rpc.ReasonRefused: "remove what the node names; the restart is tried again after the cool-down",
 	rpc.ReasonSelf:    "see the controller's log: it must know which instance it runs on",
 	rpc.ReasonState:   "see the instance in the rack's console: start it, or delete its node in the orchestrator",
@@ -45,6 +45,8 @@ func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Fi
 		switch next := restartNext[r.Reason]; {
 		case r.Reason == rpc.ReasonUnderWay:
 			e.ok(looked, "is being restarted%s: %s", since, r.Message)
+		case r.Reason == rpc.ReasonManual: // in attach mode hot, which plans no restart
+			e.warn(looked, next, "must be stopped manually%s: %s", since, r.Message)
 		case next != "":
 			e.warn(looked, next, "its restart has not begun%s (%s): %s", since, r.Reason, r.Message)
 		default:
@@ -84,14 +86,22 @@ func (h Host) Waits(ctx context.Context, volumeID string) (node string, messages
 	ctx, cancel := context.WithTimeout(ctx, controllerTimeout)
 	defer cancel()
 	volume, err := plugin.ShowVolume(ctx, volumeID)
-	if err = errors.Join(err, plugin.Close()); err != nil || volume.WaitsFor == nil {
+	err = errors.Join(err, plugin.Close())
+	var row *fault.Row
+	var text string
+	var since time.Time
+	switch waits, on := volume.WaitsFor, volume.StillOn; {
+	case err != nil:
+		return "", nil
+	case waits != nil:
+		row, node, since = cmp.Or(waitsRow[waits.Reason], fault.RestartPlanned), waits.NodeName, waits.LastRequested
+		text = fmt.Sprintf("it waits to be attached to %s: %s", client.NodeText(node, waits.NodeID),
+			cmp.Or(waits.Problem, waits.Message))
+	case on != nil && on.Reason == rpc.ReasonManual:
+		row, node, since = waitsRow[on.Reason], on.NodeName, on.Since
+		text = fmt.Sprintf("it waits to be detached from %s: %s", client.NodeText(node, on.NodeID), on.Message)
+	default:
 		return "", nil
 	}
-	waits := volume.WaitsFor
-	row := cmp.Or(waitsRow[waits.Reason], fault.RestartPlanned)
-	text := fmt.Sprintf("it waits to be attached to %s: %s", client.NodeText(waits.NodeName, waits.NodeID),
-		cmp.Or(waits.Problem, waits.Message))
-	return waits.NodeName, []orchestrator.TraceMessage{{
-		Link: "attachment", Text: text + " [" + row.Word + "]", Last: waits.LastRequested,
-	}}
+	return node, []orchestrator.TraceMessage{{Link: "attachment", Text: text + " [" + row.Word + "]", Last: since}}
 }

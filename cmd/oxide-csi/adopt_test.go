@@ -79,7 +79,7 @@ func TestVolumeAdopt(t *testing.T) {
 	h.fails(t, 2, "volume", "adopt")
 	h.fails(t, 2, "volume", "adopt", "--from-cluster="+goneCluster, "--for=swarm")
 	h.fails(t, 4, "volume", "adopt", "--from-cluster=prod-2", "--yes")
-	h.ok(t, "volume", "adopt", "--from-cluster="+simtest.ClusterID, "--yes")
+	h.ok(t, "volume", "adopt", "--from-cluster="+simtest.ClusterID) // it only prints, so it does not ask
 	adopt := []string{"volume", "adopt", "--from-cluster=" + goneCluster}
 	for _, no := range []string{"", "n\n", "maybe\n"} {
 		if got := h.answer(t, no, adopt...); got.code != 1 || got.stdout != "" {
@@ -95,6 +95,7 @@ func TestVolumeAdopt(t *testing.T) {
 	h.ok(t, append(adopt, "--yes", "--for=kubernetes", "--storage-class=fast")...)
 	h.ok(t, append(adopt, "--yes", "--for=nomad", "--plugin-id=disks")...)
 	h.ok(t, "volume", "attach", id)
+	h.ok(t, append(adopt, "--yes")...) // with the node's name
 	h.ok(t, "volume", "detach", id)
 	h.ok(t, "volume", "delete", id)
 	h.compare(t, "testdata/adopt.txt")

@@ -96,7 +96,8 @@ END
 			t.Errorf("%s", got.stdout)
 		}
 	}
-	if again := runPlugin(t, environ, "support-bundle", file, kubeconfig); again.code != 1 {
+	if again := runPlugin(t, environ, "support-bundle", file, kubeconfig); again.code != 2 ||
+		!strings.Contains(again.stderr, file+" exists already: name another FILE") {
 		t.Errorf("%+v", again)
 	}
 }

@@ -58,8 +58,19 @@ func TestDoctor(t *testing.T) {
 	}
 	must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
 	if got := runPlugin(t, environ, "doctor"); got.code != 2 || strings.Contains(got.stdout, "Secret") ||
-		!strings.Contains(got.stdout, fault.TokenRejected.OnHosts) {
+		!strings.Contains(got.stdout, "(HTTP 401): "+fault.TokenRejected.OnHosts) {
 		t.Errorf("a rejected token on a plain host: %+v", got)
+	}
+	if got := runPlugin(t, append(environ, "OXIDE_HOST=http://127.0.0.1:1"), "doctor"); got.code != 2 ||
+		strings.Contains(
+			got.stdout,
+			"oxide-csi doctor",
+		) || !strings.Contains(got.stdout, "connection refused: see that the host") {
+		t.Errorf("a rack that cannot be reached: %+v", got)
+	}
+	if got := runPlugin(t, append(environ, "OXIDE_CSI_CLUSTER_ID="), "doctor"); got.code != 2 ||
+		!strings.Contains(got.stderr, "--cluster-id: is required with the host of a rack; set") {
+		t.Errorf("a rack without a cluster ID: %+v", got)
 	}
 	none := runPlugin(t, []string{"OXIDE_CSI_STATE_DIR=" + filepath.Join(h.dir, "none")}, "doctor")
 	if none.code != 2 || !strings.Contains(none.stderr, "nothing to examine") {
@@ -91,13 +102,28 @@ func TestDoctorWithoutHotplug(t *testing.T) {
 		!strings.Contains(got.stdout, "node "+h.sim.Instances[0].Name) {
 		t.Errorf("explain does not say what show says: %+v", got)
 	}
+	node := h.sim.Instances[0]
+	h.ok(t, "volume", "create", "left", "--size=1GiB")
+	must(t, h.sim.SetRunState(t.Context(), node.ID, "stopped"))
+	h.ok(t, "volume", "attach", "left", "--node="+node.ID)
+	must(t, h.sim.SetRunState(t.Context(), node.ID, "running"))
+	h.fails(t, 5, "volume", "detach", "left", "--node="+node.ID, "--unmounted")
+	named := "node " + node.Name + " (" + node.ID + ")"
+	if got := runPlugin(t, environ, "explain", "left"); !strings.HasPrefix(got.stdout, "RackHasNoHotplug: ") ||
+		!strings.Contains(got.stdout, "it waits to be detached from "+named) {
+		t.Errorf("explain does not say that the disk is to leave: %+v", got)
+	}
+	for _, command := range [][]string{{"volume", "delete", "left"}, {"volume", "expand", "left", "--size=2GiB"}} {
+		if said := h.fails(t, 5, command...); !strings.Contains(said, "is attached to "+named+" and is not ") {
+			t.Errorf("%v does not name the node: %s", command, said)
+		}
+	}
 	if got := runPlugin(
 		t,
 		environ,
 		"doctor",
-	); got.code != 1 || !strings.Contains(got.stdout, "its restart has not begun") ||
-		!strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) ||
-		!strings.Contains(got.stdout, "(manual)") {
+	); got.code != 1 || !strings.Contains(got.stdout, "must be stopped manually since ") ||
+		strings.Contains(got.stdout, "its restart") || !strings.Contains(got.stdout, "instance "+h.sim.Instances[0].Name) {
 		t.Errorf("doctor does not say why: %+v", got)
 	}
 	must(t, h.controller.Stop())

@@ -156,7 +156,6 @@ const (
 	ofTheHost    = "a program, a kernel module, memory or a folder of the host is mended"
 	dataOwner    = "the owner of the data decides"
 	orchestrated = "a plain host does not meet it"
-	upgraded     = "the plugin is upgraded"
 )
 
 // recordOfData is the name of the record of an expansion of the volume "data".
@@ -164,25 +163,18 @@ var recordOfData = record.Intents.Named("", diskname.ForWork(diskname.ForVolume(
 
 // stepsNotFollowed are the faults that this test does not make, or whose next step another person takes.
 var stepsNotFollowed = map[*fault.Row]string{
-	fault.DiskFaulted:           rackOperator,
-	fault.RackRefused:           rackOperator,
 	fault.DiskNotResponding:     rackOperator,
 	fault.DeviceUnreadable:      rackOperator,
 	fault.ExpansionNeedsRoom:    rackOperator,
-	fault.ProxyAnswered:         rackOperator,
-	fault.StateUnknown:          upgraded,
-	fault.FormatNewer:           upgraded,
 	fault.RestartRefused:        orchestrated,
 	fault.ClaimsUnknown:         orchestrated,
 	fault.ClaimedThere:          orchestrated,
 	fault.VolumeBeingReplaced:   repeats,
-	fault.ExpansionUnderWay:     repeats,
 	fault.DiskBusy:              repeats,
-	fault.ChangedMeanwhile:      repeats,
+	fault.ExpansionUnderWay:     repeats,
 	fault.KeyDerivationBusy:     repeats,
 	fault.ProgramRunning:        repeats,
 	fault.FilesystemChecked:     repeats,
-	fault.IdentityNotReady:      repeats,
 	fault.OnlySnapshot:          repeats,
 	fault.GrowFailed:            repeats,
 	fault.VolumeDeleted:         "nothing is to be done",
@@ -192,7 +184,6 @@ var stepsNotFollowed = map[*fault.Row]string{
 	fault.CryptsetupFailed:      ofTheHost,
 	fault.KernelTooOld:          ofTheHost,
 	fault.NameTaken:             dataOwner,
-	fault.ForeignFilesystem:     dataOwner,
 	fault.FilesystemUnclean:     dataOwner,
 	fault.RecordUnreadable:      dataOwner,
 }
@@ -556,6 +547,83 @@ func troubles() []trouble {
 	}
 }
 
+// troublesOfOthers are faults that end when others act, such as the rack's operator: the next step says who. Those that
+// end by themselves end with --wait.
+func troublesOfOthers() []trouble {
+	attach := []string{"volume", "attach", "data", "--node=node-a"}
+	shown := func(fields map[string]any) func(*testing.T, *host) []string {
+		return func(t *testing.T, h *host) []string {
+			t.Helper()
+			id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+			must(t, h.sim.Show(t.Context(), id, fields))
+			h.release = func() { must(t, h.sim.Show(t.Context(), id, map[string]any{})) }
+			return []string{"volume", "attach", id, "--node=node-a"}
+		}
+	}
+	released := func(_ *testing.T, h *host) { h.release() }
+	refused := func(status int, code string) func(*testing.T, *host) []string {
+		return func(t *testing.T, h *host) []string {
+			t.Helper()
+			h.ok(t, "volume", "create", "data", "--size=1GiB")
+			must(t, h.sim.SetRunState(t.Context(), h.sim.Instance("node-a").ID, "stopped"))
+			_, err := h.sim.Inject(t.Context(), simtest.Fault{
+				Operation: "instance_disk_attach", Kind: simtest.FaultStatus, Status: status, ErrorCode: code,
+				Message: "not today", Count: new(0),
+			})
+			must(t, err)
+			h.release = func() { must(t, h.sim.ClearFaults(t.Context())) }
+			return attach
+		}
+	}
+	return []trouble{
+		{row: fault.DiskFaulted, says: []string{"operator of the rack"}, step: released,
+			meets: func(t *testing.T, h *host) []string {
+				id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+				must(t, h.sim.SetDiskState(t.Context(), id, "faulted"))
+				h.release = func() { must(t, h.sim.SetDiskState(t.Context(), id, "detached")) }
+				return attach
+			}},
+		{row: fault.StateUnknown, says: []string{"hibernating", "upgrade it"}, step: released,
+			meets: shown(map[string]any{"state": map[string]any{"state": "hibernating"}})},
+		{row: fault.FormatNewer, says: []string{"upgrade"}, step: released,
+			meets: shown(map[string]any{"description": `{"v":99,"cluster":"` + simtest.ClusterID + `"}`})},
+		{row: fault.RackRefused, says: []string{"not today", "operator of the rack"}, step: released,
+			meets: refused(400, "InvalidRequest")},
+		{row: fault.ChangedMeanwhile, says: []string{"repeat"}, step: released, waits: true, meets: refused(409, "Conflict")},
+		{row: fault.ProxyAnswered, says: []string{"proxies", "OXIDE_HOST"},
+			meets: func(t *testing.T, h *host) []string {
+				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }))
+				t.Cleanup(proxy.Close)
+				h.ok(t, "volume", "create", "data", "--size=1GiB")
+				must(t, h.controller.Stop())
+				h.controller = startPlugin(t, simtest.PluginOptions{
+					Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: []string{"--oxide-host=" + proxy.URL},
+				})
+				return attach
+			},
+			step: func(t *testing.T, h *host) {
+				must(t, h.controller.Stop())
+				h.controller = startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
+			}},
+		{row: fault.IdentityNotReady, says: []string{"metadata.env"}, waits: true, step: released,
+			meets: func(t *testing.T, h *host) []string {
+				file := filepath.Join(h.dir, "metadata.env")
+				h.findsItself(t, instanceSys(t, h.sim.Instance("node-a").ID), "", func() {
+					must(t, os.WriteFile(file, []byte("OXIDE_INSTANCE_ID="+h.sim.Instance("node-a").ID+"\n"), 0o600))
+				}, "--metadata=static", "--metadata-file="+file)
+				h.ok(t, "volume", "create", "data", "--size=1GiB")
+				return []string{"volume", "attach", "data"}
+			}},
+		{row: fault.ForeignFilesystem, root: true, says: []string{"ext4", "correct --fs-type"},
+			meets: func(t *testing.T, h *host) []string {
+				command := mounting()(t, h)
+				h.ok(t, command...)
+				h.ok(t, "volume", "unmount", "data", filepath.Join(h.dir, "data"))
+				return append(command, "--fs-type=xfs")
+			}, instead: []string{"volume", "mount", "data", "DIR/data", "--fs-type=ext4"}},
+	}
+}
+
 // begin starts a command. The returned output is what it has written to stderr so far.
 func (h *host) begin(t *testing.T, args ...string) (*exec.Cmd, *simtest.Output) {
 	t.Helper()
@@ -568,11 +636,11 @@ func (h *host) begin(t *testing.T, args ...string) (*exec.Cmd, *simtest.Output) 
 
 // findsItself starts the node again, which finds its identity in a /sys, and at a Nomad agent unless its address is
 // empty. The host's release mends what is wrong with that, and waits until the node knows it.
-func (h *host) findsItself(t *testing.T, sys, nomad string, mend func()) {
+func (h *host) findsItself(t *testing.T, sys, nomad string, mend func(), args ...string) {
 	t.Helper()
 	must(t, h.node.Stop())
 	opts := simtest.PluginOptions{
-		Mode: "node", Dir: h.folder(t, "node"), OwnIdentity: true, Args: []string{"--sys-root=" + sys, "--rack=default"},
+		Mode: "node", Dir: h.folder(t, "node"), OwnIdentity: true, Args: append(args, "--sys-root="+sys, "--rack=default"),
 		Env: baseEnv(),
 	}
 	if nomad != "" {
@@ -684,7 +752,7 @@ func mounting(flags ...string) func(*testing.T, *host) []string {
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	followed := map[*fault.Row]bool{}
-	for _, test := range troubles() {
+	for _, test := range append(troubles(), troublesOfOthers()...) {
 		followed[test.row] = true
 		t.Run(test.row.Word, func(t *testing.T) {
 			t.Parallel()

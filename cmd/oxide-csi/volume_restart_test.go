@@ -76,7 +76,7 @@ func TestVolumeCommandsShowPendingRestarts(t *testing.T) {
 	h.ok(t, "volume", "list")
 
 	attach = h.run(t, "volume", "attach", unpublished, node(b))
-	if attach.code != 3 || !strings.Contains(attach.stderr, a+" has it and restarts first") {
+	if attach.code != 3 || !strings.Contains(attach.stderr, a+") has it and restarts first") {
 		t.Errorf("attach: %+v", attach)
 	}
 	shows(unpublished, "must be restarted first")
@@ -130,6 +130,25 @@ func TestVolumeCommandsShowNodesToStop(t *testing.T) {
 	}
 	if after := h.ok(t, "volume", "list"); strings.Contains(after, "restart") {
 		t.Errorf("after the attach: %s", after)
+	}
+}
+
+// A volume moves from a node that nothing else waits for: the command says at once what it waits for.
+func TestMoveWaitsForTheOtherNode(t *testing.T) {
+	t.Parallel()
+	h := &host{dir: shortDir(t), noHotplug: true, args: []string{
+		"--attach-mode=restart", "--restart-shutdown=hard", "--metadata=none", "--restart-cool-down=0s",
+	}}
+	h.start(t, false, "--instances=node-a,node-b")
+	h.ok(t, "volume", "create", "v", "--size=1GiB")
+	must(t, h.sim.SetRunState(t.Context(), h.sim.Instance("node-a").ID, "stopped"))
+	h.ok(t, "volume", "attach", "v", "--node=node-a")
+	must(t, h.sim.SetRunState(t.Context(), h.sim.Instance("node-a").ID, "running"))
+	h.ok(t, "volume", "detach", "v", "--node=node-a", "--unmounted")
+	said := h.fails(t, 3, "volume", "attach", "v", "--node=node-b")
+	if want := "node node-a (" + h.sim.Instance("node-a").ID +
+		") has it and restarts first: further requests are collected for 10s: "; !strings.Contains(said, want) {
+		t.Errorf("attach says %s, want %q", said, want)
 	}
 }
 

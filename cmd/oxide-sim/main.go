@@ -82,7 +82,7 @@ func rootCommand(stdout, stderr io.Writer) *cobra.Command {
 	root.SetErr(stderr)
 	root.SetVersionTemplate("oxide-sim {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return config.Problems{{Flag: "command line", What: err.Error()}}
+		return config.Problems{config.FlagProblem(err)}
 	})
 	root.AddCommand(serveCommand(stdout, stderr), demoCommand(), verifyCommand(stdout, stderr), guestInitCommand(stderr))
 	return root

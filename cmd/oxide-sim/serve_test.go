@@ -371,7 +371,7 @@ func TestInvalidFlags(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"unknown flag", []string{"serve", "--nope"}, []string{`config: command line: unknown flag: --nope`}},
+		{"unknown flag", []string{"serve", "--nope"}, []string{`config: --nope: unknown flag; see --help`}},
 		{
 			"argument",
 			[]string{"serve", "x"},

@@ -6,8 +6,10 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -33,7 +35,7 @@ func addFlags(fs *pflag.FlagSet, wanted func(setting) bool) {
 		case s.required == "always":
 			usage += " (required)"
 		case s.required == "controller":
-			usage += " (required in modes controller and all)"
+			usage += " (required " + requiredInModes + ")"
 		case s.derived != "":
 			usage += " (default " + s.derived + ")"
 		}
@@ -99,6 +101,7 @@ func groupNote(group string) string {
 func FlagProblem(err error) Problem {
 	var unknown *pflag.NotExistError
 	var noValue *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
 		return Problem{Flag: redactTokens("--"+unknown.GetSpecifiedName(), Token{}), What: "unknown flag; see --help"}
@@ -107,8 +110,25 @@ func FlagProblem(err error) Problem {
 		return Problem{Flag: "-" + unknown.GetSpecifiedName(), What: "unknown flag; see --help, flags begin with two dashes"}
 	case errors.As(err, &noValue):
 		return Problem{Flag: redactTokens("--"+noValue.GetSpecifiedName(), Token{}), What: "needs a value; see --help"}
+	case errors.As(err, &invalid):
+		return Problem{Flag: "--" + invalid.GetFlag().Name, What: redactTokens(invalidValue(invalid), Token{})}
 	}
 	return Problem{Flag: "command line", What: redactTokens(err.Error(), Token{})}
+}
+
+// invalidValue says what is wrong with a value, in the words of [decode] for the types that it knows.
+func invalidValue(invalid *pflag.InvalidValueError) string {
+	cause, value := invalid.Unwrap(), quote(invalid.GetValue())
+	switch invalid.GetFlag().Value.Type() {
+	case "duration":
+		_, cause = decode(invalid.GetValue(), reflect.TypeFor[time.Duration]())
+	case "bool":
+		_, cause = decode(invalid.GetValue(), reflect.TypeFor[bool]())
+	}
+	if what := fmt.Sprint(cause); strings.Contains(what, value) {
+		return what
+	}
+	return fmt.Sprintf("%s %v", value, cause)
 }
 
 // flagText is a flag's value as the user wrote it.

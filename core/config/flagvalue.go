@@ -4,6 +4,8 @@
 
 package config
 
+import "errors"
+
 // SocketFlag is a flag with the plugin's socket, in the notations of --endpoint.
 // Its value is the socket's absolute path.
 type SocketFlag string
@@ -39,6 +41,9 @@ func (f *SizeFlag) Type() string { return "size" }
 // Set implements pflag.Value.
 func (f *SizeFlag) Set(text string) error {
 	size, err := parseSize(text)
+	if err == nil && size == 0 {
+		err = errors.New("is no size: write 1GiB or more")
+	}
 	if err == nil {
 		*f = SizeFlag(size)
 	}

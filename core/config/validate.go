@@ -95,7 +95,7 @@ func (c Config) Validate() Problems {
 		c.Mode = ModeAll
 	}
 	c.checkTokens(&p)
-	c.checkRequired(&p)
+	c.checkRequired(&p, requiredInModes)
 	if _, err := socketPath(c.Endpoint); err != nil && c.Endpoint != "" {
 		p.add("--endpoint", "%v", err)
 	}
@@ -138,14 +138,18 @@ func projectRef(project string) (string, error) {
 	return metadata.ParseInstanceID(project)
 }
 
-// checkRequired adds a problem for every setting that this mode requires and that is not set.
-func (c Config) checkRequired(p *Problems) {
+// requiredInModes says when a setting of a rack is required.
+const requiredInModes = "in modes controller and all"
+
+// checkRequired adds a problem for every setting that this mode requires and that is not set. when says when those of a
+// rack are.
+func (c Config) checkRequired(p *Problems, when string) {
 	for _, s := range settings() {
 		modes := ""
 		switch {
 		case s.required == "always":
 		case s.required == "controller" && c.Mode.Controller():
-			modes = " in modes controller and all"
+			modes = " " + when
 		default:
 			continue
 		}
@@ -348,7 +352,11 @@ func (c Config) validateOperator() Problems {
 	p := c.validateIdentity()
 	oneOf(&p, "--mode", c.Mode, ModeController, ModeNode, ModeAll)
 	c.Endpoint = "/unused" // required only to serve
-	c.checkRequired(&p)
+	when := requiredInModes
+	if c.OxideHost != "" || len(c.Racks) > 0 {
+		when = "with the host of a rack" // which makes a command ask it, whatever the mode
+	}
+	c.checkRequired(&p, when)
 	c.checkRacks(&p)
 	c.checkClusterID(&p)
 	return p

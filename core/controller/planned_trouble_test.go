@@ -831,7 +831,7 @@ func TestDetachOnARackThatDoesNotUnplug(t *testing.T) {
 	r := newRig(t, func(o *coretest.Options) { o.Rack.AttachFirst, o.Rack.NoUnplug = true, true })
 	node, volume := r.Node(t, "node-a"), r.Create(t, "v")
 	r.Must(t, r.Publish(t, volume, node))
-	coretest.WantCode(t, r.Unpublish(t, volume, node), codes.FailedPrecondition, "cannot detach disk "+volume,
+	coretest.WantCode(t, r.Unpublish(t, volume, node), codes.FailedPrecondition, "cannot detach volume "+volume,
 		"this rack detaches disks only while the instance is stopped", "[RackHasNoHotplug]")
 	coretest.WantCode(t, r.Publish(t, volume, r.Node(t, "node-b")), codes.FailedPrecondition)
 	r.stop(t, node)

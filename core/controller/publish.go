@@ -489,9 +489,9 @@ func (c rackController) notStoppedError(op operation, disk rack.Disk, instance r
 	c.logRefusal(op, disk.VolumeID, instance.ID, refusal)
 	return rpc.Fault(
 		fault.RackHasNoHotplug,
-		"cannot %s disk %s: instance %q is %s, and this rack %ses disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
+		"cannot %s volume %s: instance %q is %s, and this rack %ses disks only while the instance is stopped: stop the instance or use --attach-mode=restart",
 		op,
-		disk.ID,
+		disk.VolumeID,
 		instance.Name,
 		instance.RunState,
 		op,

@@ -238,10 +238,10 @@ var (
 	})
 	RackHasNoHotplug = row(Row{
 		Word: "RackHasNoHotplug", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
-		Verdict: "this rack does not attach disks to a running instance, and node {node} runs",
+		Verdict: "this rack attaches and detaches disks only while the instance is stopped, and node {node} runs",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		OnNomad: "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a controller on another client, and start it: docs/how-to/planned-restarts.md#stop-an-instance-yourself",
-		OnHosts: "with --wait and --node, on another host, the command waits until the instance is stopped; then start it again",
+		OnHosts: "on another host oxide-csi volume attach and detach wait until the instance is stopped, with --wait and --node; then start it again",
 		Why:     "With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	})
 	ClaimsUnknown = row(Row{

@@ -96,6 +96,7 @@ var (
 		Word: "ProxyAnswered", Code: codes.Unavailable, Link: "rack", Actor: Operator,
 		Verdict: "a proxy or another server responds to the plugin's calls, and not the rack",
 		Next:    "look at the proxies and load balancers before the rack, at the plugin's OXIDE_HOST, and at HTTPS_PROXY and NO_PROXY of the controller",
+		OnHosts: "look at the proxies and load balancers before the rack, at the plugin's OXIDE_HOST, and at HTTPS_PROXY and NO_PROXY of the controller",
 		Why:     "Every response of a rack has an ID of its request. What a proxy returns says nothing about volumes, token or project. The orchestrator repeats its calls, and nothing is lost.",
 	})
 	RackUnavailable = row(Row{
@@ -198,7 +199,8 @@ var (
 	RackRefused = row(Row{
 		Word: "RackRefused", Code: codes.FailedPrecondition, Link: "rack", Actor: RackOperator,
 		Verdict: "the rack rejects the call, and the states of disk and instance do not explain why",
-		Next:    "tell the rack's own words, which follow in the message, to the operator of the rack",
+		Next:    "tell the rack's own words in the message to the operator of the rack",
+		OnHosts: "tell the rack's own words in the message to the operator of the rack",
 		Why:     "Nothing was changed.",
 	})
 	ExpansionUnderWay = row(Row{

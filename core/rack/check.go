@@ -19,19 +19,36 @@ func (c *Client) Check(ctx context.Context) (projectID string, err error) {
 		return "", fmt.Errorf("rack %q at %s: %w", c.name, c.host.Host, err)
 	case err != nil:
 		err = c.translate(ctx, err, "reach %s", c.host.Host)
-		return "", fmt.Errorf("%w: see that the host is the rack's API and can be reached from here", err)
+		return "", advised{err, "see that the host is the rack's API and can be reached from here"}
 	}
 	projectID, err = c.lookUpProject(ctx)
 	return projectID, addAdvice(err)
+}
+
+// advised is an error with the next step.
+type advised struct {
+	error
+	next string
+}
+
+func (e advised) Error() string { return e.error.Error() + ": " + e.next }
+func (e advised) Unwrap() error { return e.error }
+
+// WithoutAdvice returns the error of [Client.Check] without its next step, for a caller that has a better one.
+func WithoutAdvice(err error) error {
+	if e, ok := errors.AsType[advised](err); ok {
+		return e.error
+	}
+	return err
 }
 
 // addAdvice adds the next step to an error that the rack returned.
 func addAdvice(err error) error {
 	switch {
 	case errors.Is(err, ErrUnauthenticated):
-		return fmt.Errorf("%w: give a token of this silo that has not expired", err)
+		return advised{err, "give a token of this silo that has not expired"}
 	case errors.Is(err, ErrProject):
-		return fmt.Errorf("%w: correct the project, or give the user of the token a role on it", err)
+		return advised{err, "correct the project, or give the user of the token a role on it"}
 	}
 	return err
 }

@@ -40,7 +40,7 @@ type candidate struct {
 func (e *Engine) plan(ctx context.Context, records recordSet, statuses restartStatuses) error {
 	due, collecting := e.dueRequests()
 	for _, instance := range collecting {
-		statuses.addWaiting(instance, rpc.ReasonWindow, fmt.Sprintf("further requests are collected for %s", e.opts.Window))
+		statuses.addWaiting(instance, rpc.ReasonWindow, e.collecting())
 	}
 	slot, free := records.freeSlot(e.opts.Cluster, e.opts.MaxDown)
 	if !free {

@@ -5,6 +5,7 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -217,13 +218,19 @@ func (e *Engine) describeRefusal(r refusal) string {
 // formatTime formats a time for messages.
 func formatTime(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
+// collecting is the status text of a restart whose window has not passed.
+func (e *Engine) collecting() string {
+	return fmt.Sprintf("further requests are collected for %s", e.opts.Window)
+}
+
 // describeWait returns an [ErrPlanned] that says what an attach request waits for.
 func (e *Engine) describeWait(request attachRequest) error {
 	status := e.status(request.instance)
 	switch {
 	case request.heldBy != "":
 		holder := e.status(request.heldBy)
-		return fmt.Errorf("instance %s has it and restarts first: %s: %w", request.heldBy, holder.message(), planned(holder))
+		why := cmp.Or(holder.message(), e.collecting())
+		return fmt.Errorf("instance %s has it and restarts first: %s: %w", request.heldBy, why, planned(holder))
 	case request.problem != "":
 		return fmt.Errorf("instance %s: %s: %w", request.instance, request.problem, ErrPlanned)
 	case status.reason == rpc.ReasonUnderWay:

@@ -62,7 +62,7 @@ job "buckets" {
         readonly_rootfs = true
         cap_drop        = ["ALL"]
         entrypoint      = ["/bin/sh", "-c"]
-        # The root of the volume would make a bucket of each folder in it.
+        # The root of the volume would make a bucket of each directory in it.
         args = ["mkdir -p /data/buckets /data/users /data/versions && exec versitygw --port :7070 --health /health --quiet --iam-dir /data/users posix --versioning-dir /data/versions /data/buckets"]
       }
 

@@ -43,7 +43,7 @@ variable "data_dir" {
 variable "state_dir" {
   type        = string
   default     = "/var/lib/oxide-csi"
-  description = "folder for the plugin's state, which must survive restarts; with docker, the same path in the container"
+  description = "directory for the plugin's state, which must survive restarts; with docker, the same path in the container"
 }
 
 variable "max_disks" {

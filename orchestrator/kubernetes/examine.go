@@ -7,6 +7,7 @@ package kubernetes
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -42,9 +44,13 @@ func (e *examination) add(status orchestrator.Status, looked, found, next string
 	)
 }
 
-// unreadable adds the failure of a list. The error has the next step.
+// unreadable adds the failure of a list. Rights are those of the plugin, or of the caller's kubeconfig.
 func (e *examination) unreadable(looked string, err error) {
-	e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a kubeconfig that may read this")
+	found, next := err.Error(), "repeat the command with a kubeconfig that may read this"
+	if known, ok := errors.AsType[*metadata.Error](err); ok && errors.Is(err, metadata.ErrNotReady) {
+		found, next = known.Fact(), known.Next
+	}
+	e.add(orchestrator.StatusWarning, looked, found, next)
 }
 
 // Examine implements [orchestrator.Examiner]. It needs the verb "get" on "csidrivers", and "list" on "nodes",

@@ -163,7 +163,7 @@ func (e *examination) acl(ctx context.Context, needs []string) {
 	}
 	grants, err := e.grants(ctx)
 	if err != nil {
-		e.add(orchestrator.StatusWarning, looked, err.Error(), "set NOMAD_TOKEN to a token that is valid")
+		e.unreadable(orchestrator.StatusWarning, looked, err, "set NOMAD_TOKEN to a token that is valid")
 		return
 	}
 	for _, name := range needs {

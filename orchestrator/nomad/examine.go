@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -49,6 +50,15 @@ func (e *examination) add(status orchestrator.Status, looked, found, next string
 	)
 }
 
+// unreadable adds an error of a request, which mostly has its own next step.
+func (e *examination) unreadable(status orchestrator.Status, looked string, err error, next string) {
+	found := err.Error()
+	if known, ok := errors.AsType[*metadata.Error](err); ok {
+		found, next = known.Fact(), known.Next
+	}
+	e.add(status, looked, found, next)
+}
+
 // Examine implements [orchestrator.Examiner]. With ACLs on it needs plugin { policy = "read" } and the capability
 // "csi-read-volume"; without node { policy = "read" } the reports about clients are not known. With the identity of a
 // job of the plugin, whose Needs lack [PolicyOperator], it looks only at what that job may read. It reads each list
@@ -72,7 +82,7 @@ func (e *examination) health(ctx context.Context) {
 	const looked = "plugins"
 	all, err := e.plugins(ctx)
 	if err != nil {
-		e.add(orchestrator.StatusFailure, looked, err.Error(), "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")
+		e.unreadable(orchestrator.StatusFailure, looked, err, "set NOMAD_ADDR, and NOMAD_TOKEN if ACLs are on")
 		return
 	}
 	if len(all) == 0 {
@@ -144,7 +154,7 @@ func (e *examination) uncovered(ctx context.Context, plugins []pluginStub) {
 	case errors.Is(err, nomad.HTTPStatus(http.StatusForbidden)):
 		e.add(orchestrator.StatusOK, looked, `not known: the token lacks node { policy = "read" }`, "")
 	case err != nil:
-		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command")
+		e.unreadable(orchestrator.StatusWarning, looked, err, "repeat the command")
 	case len(without) > 0:
 		e.add(orchestrator.StatusWarning, looked, orchestrator.Some(without)+": their metadata names a rack",
 			"nomad job status -namespace=oxide-csi oxide-csi-node says why; after a bad update, "+
@@ -169,7 +179,7 @@ func (e *examination) claims(ctx context.Context) {
 	_, unread := e.get(ctx, reading("list the allocations", tracePolicy), "/v1/allocations?"+query.Encode(), &running)
 	all, err := e.volumes(ctx, tracePolicy)
 	if err != nil {
-		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		e.unreadable(orchestrator.StatusWarning, looked, err, "repeat the command with a token that may read volumes")
 		return
 	}
 	claimed := slices.Clone(all)
@@ -177,7 +187,7 @@ func (e *examination) claims(ctx context.Context) {
 	slices.SortFunc(claimed, func(a, b volumeStub) int { return cmp.Compare(b.ModifyTime, a.ModifyTime) })
 	read, err := e.readVolumes(ctx, claimed[:min(len(claimed), maxClaimed)])
 	if err != nil {
-		e.add(orchestrator.StatusWarning, looked, err.Error(), "repeat the command with a token that may read volumes")
+		e.unreadable(orchestrator.StatusWarning, looked, err, "repeat the command with a token that may read volumes")
 		return
 	}
 	dead, holds := 0, map[string]bool{}
@@ -269,7 +279,7 @@ func (e *examination) reports(ctx context.Context) {
 	case errors.Is(err, nomad.HTTPStatus(http.StatusForbidden)):
 		e.add(orchestrator.StatusOK, lookedReports, `not known: the token lacks node { policy = "read" }`, "")
 	case err != nil:
-		e.add(orchestrator.StatusWarning, lookedReports, err.Error(), "repeat the command")
+		e.unreadable(orchestrator.StatusWarning, lookedReports, err, "repeat the command")
 	}
 }
 

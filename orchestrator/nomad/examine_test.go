@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	nomadapi "github.com/oxidecomputer/oxide-csi-plugin/metadata/nomad"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/nomad"
 )
@@ -272,5 +273,21 @@ func TestExamineWithTheIdentityOfAJob(t *testing.T) {
 		if got := strings.ReplaceAll(strings.Join(*calls, " "), "GET ", ""); got != want {
 			t.Errorf("%s: it asked for %s", policy, got)
 		}
+	}
+}
+
+// An agent that does not respond is no matter of tokens: the next step is that of the error.
+func TestExamineWithoutAnAgent(t *testing.T) {
+	operator := nomad.NewOperator(nomadapi.Options{Address: "http://127.0.0.1:1"})
+	operator.Needs = []string{nomad.PolicyOperator}
+	findings, _ := operator.Examine(t.Context())
+	for _, f := range findings {
+		if strings.Contains(f.Next, "token") || strings.Contains(f.Found, "; ") ||
+			!strings.HasPrefix(f.Next, "check that it runs") {
+			t.Errorf("%+v", f)
+		}
+	}
+	if len(findings) == 0 {
+		t.Error("nothing was found")
 	}
 }

@@ -173,7 +173,10 @@ func connect(socket string, ended <-chan struct{}) (*Client, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// The first attempts come before the socket exists.
 		grpc.WithConnectParams(
-			grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}},
+			grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
+				MinConnectTimeout: 20 * time.Second, // else two milliseconds
+			},
 		),
 	)
 	if err != nil {
