@@ -79,27 +79,6 @@ func (c *Service) ControllerPublishVolume(
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// publishRemembered is ControllerPublishVolume for a remembered disk that is attached nowhere, in attach mode hot. If
-// anything is not as it was, it returns nil, and the caller looks at the disk.
-func (c *Service) publishRemembered(
-	ctx context.Context,
-	req *csi.ControllerPublishVolumeRequest,
-) *csi.ControllerPublishVolumeResponse {
-	volumeID, _ := diskname.ParseID(req.GetVolumeId())
-	instanceID, ok := diskname.ParseID(req.GetNodeId())
-	rc, disk, known := c.recall(volumeID, "")
-	if !ok || !known || rc.defersDetaches() {
-		return nil
-	}
-	attached, undisturbed, err := rc.checkAndAttach(ctx, disk, instanceID)
-	if err != nil || !undisturbed || attached.State != rack.Attached || attached.InstanceID != instanceID {
-		return nil
-	}
-	c.refusals.remove(disk.VolumeID, "")
-	rc.remember(attached)
-	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(attached)}
-}
-
 // checkNotBootDisk rejects the boot disk of the instance. Only an attached disk can be a boot disk
 // (docs/reference/rack.md §5).
 func (c rackController) checkNotBootDisk(ctx context.Context, disk rack.Disk, instanceID string) error {

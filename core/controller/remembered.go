@@ -5,9 +5,13 @@
 package controller
 
 import (
+	"context"
 	"sync"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 )
 
 // remembered are disks of this cluster as a successful RPC of this process left them. No look is needed before an
@@ -60,4 +64,25 @@ func (c *Service) forget(volumeID string) {
 	c.remembered.mu.Lock()
 	defer c.remembered.mu.Unlock()
 	delete(c.remembered.disks, volumeID)
+}
+
+// publishRemembered is ControllerPublishVolume for a remembered disk that is attached nowhere, in attach mode hot. If
+// anything is not as it was, it returns nil, and the caller looks at the disk.
+func (c *Service) publishRemembered(
+	ctx context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) *csi.ControllerPublishVolumeResponse {
+	volumeID, _ := diskname.ParseID(req.GetVolumeId())
+	instanceID, ok := diskname.ParseID(req.GetNodeId())
+	rc, disk, known := c.recall(volumeID, "")
+	if !ok || !known || rc.defersDetaches() {
+		return nil
+	}
+	attached, undisturbed, err := rc.checkAndAttach(ctx, disk, instanceID)
+	if err != nil || !undisturbed || attached.State != rack.Attached || attached.InstanceID != instanceID {
+		return nil
+	}
+	c.refusals.remove(disk.VolumeID, "")
+	rc.remember(attached)
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(attached)}
 }

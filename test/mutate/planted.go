@@ -1220,7 +1220,7 @@ var planted = []bug{
 	},
 	{
 		name:     "controller: a remembered disk is published while it is being replaced",
-		file:     "core/controller/publish.go",
+		file:     "core/controller/remembered.go",
 		original: "if err != nil || !undisturbed || attached",
 		planted:  "if err != nil || !undisturbed && attached.ID == \"\" || attached",
 		pkg:      "core/controller",
