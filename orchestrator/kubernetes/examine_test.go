@@ -6,6 +6,10 @@ package kubernetes_test
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +17,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	client "github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
+	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -272,5 +278,28 @@ func TestExamine(t *testing.T) {
 				t.Error("it shows the token")
 			}
 		})
+	}
+}
+
+// An API server that does not respond is no matter of the kubeconfig's rights: the next step is that of the error.
+func TestExamineWithoutAnAPIServer(t *testing.T) {
+	gone := httptest.NewTLSServer(http.NotFoundHandler())
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(wellCluster().Kubeconfig(gone)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	findings, _ := kubernetes.NewOperator(client.Options{Kubeconfig: kubeconfig}).Examine(t.Context())
+	seen := 0
+	for _, f := range findings {
+		if f.Status == orchestrator.StatusWarning {
+			seen++
+			if f.Next != "check that it runs and can be reached from here" || strings.Contains(f.Found, "; ") {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Errorf("nothing was found: %+v", findings)
 	}
 }
