@@ -23,7 +23,7 @@ import (
 // The others begin by themselves.
 var restartNext = map[rpc.RestartReason]string{
 	rpc.ReasonHours:   "wait for the hours, or change --restart-hours",
-	rpc.ReasonManual:  "stop it, wait until oxide-csi volume list does not name it any more, and start it; or use --attach-mode=restart: docs/how-to/planned-restarts.md",
+	rpc.ReasonManual:  "stop it; once its volumes are attached and detached (on a plain host repeat the commands), start it; or use --attach-mode=restart: docs/how-to/planned-restarts.md",
 	rpc.ReasonRefused: "remove what the node names; the restart is tried again after the cool-down",
 	rpc.ReasonSelf:    "see the controller's log: it must know which instance it runs on",
 	rpc.ReasonState:   "see the instance in the rack's console: start it, or delete its node in the orchestrator",
