@@ -49,6 +49,7 @@ type Client struct {
 	conns      []*grpc.ClientConn
 	typed      map[string]string // names that the caller has given, by ID
 	volume     string            // the ID of the last volume that a command was about
+	names      map[string]string // names of the instances by ID, once an error named one by its ID
 }
 
 // New returns a client. It connects at the first call.

@@ -35,7 +35,7 @@ const namesTimeout = 2 * time.Second
 var instanceIDs = regexp.MustCompile(`\binstance [0-9a-f]{8}-[0-9a-f-]{27}\b`)
 
 // InWords writes the names that the caller has given in the place of the IDs that they stand for. It asks the controller
-// for the names of other instances, and writes them beside their IDs.
+// once for the names of other instances, and writes them beside their IDs.
 func (c *Client) InWords(text string) string {
 	for id, name := range c.typed {
 		text = strings.NewReplacer(
@@ -47,9 +47,12 @@ func (c *Client) InWords(text string) string {
 	if c.volume == "" || !instanceIDs.MatchString(text) {
 		return text
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), namesTimeout)
-	defer cancel()
-	return withNodeNames(text, c.nodeNames(ctx, c.volume))
+	if c.names == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), namesTimeout)
+		defer cancel()
+		c.names = c.nodeNames(ctx, c.volume)
+	}
+	return withNodeNames(text, c.names)
 }
 
 // missing is the text for a name or an ID that nothing has.

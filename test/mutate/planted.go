@@ -5419,8 +5419,8 @@ var planted = []bug{
 	{
 		name:     "client: an error names another node by its ID alone",
 		file:     "admin/client/names.go",
-		original: "\treturn withNodeNames(text, c.nodeNames(ctx, c.volume))\n",
-		planted:  "\t_ = ctx\n\treturn text\n",
+		original: "\treturn withNodeNames(text, c.names)\n",
+		planted:  "\treturn text\n",
 		pkg:      "cmd/oxide-csi",
 		test:     "TestDoctorWithoutHotplug",
 	},
