@@ -90,7 +90,7 @@ func main() {
 	only := flag.String(
 		"run",
 		"",
-		"run only the measurements whose names match this regular `expression`; results are not written then",
+		"run only the measurements whose names match this regular `expression`; results are written only with -write",
 	)
 	args := flag.String(
 		"args",
@@ -99,6 +99,7 @@ func main() {
 	)
 	check := flag.Bool("compare", false, "compare what is counted with the written results")
 	update := flag.Bool("counts", false, "write what is counted to the results")
+	part := flag.Bool("write", false, "write the results of -run, too, in the place of earlier ones")
 	scale := flag.Bool("scale", false, "measure only the scale of a controller, for about ten minutes")
 	nomad := flag.Bool("nomad", false, "measure only a redeployment and a move on a real Nomad, for about five minutes")
 	upgrades := flag.Bool(
@@ -127,6 +128,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	with := func([]row) error { return nil }
+	if whole := *only == ""; (whole || *part) && *args == "" {
+		with = func(rows []row) error { return write(resultsFile, rows, whole) }
+	}
 	switch {
 	case *check:
 		with = func(rows []row) error { return compareCounts(resultsFile, rows) }
@@ -170,11 +174,6 @@ func run(ctx context.Context, only string, args []string, with func([]row) error
 		runtime.Version(),
 		time.Since(start).Round(time.Second),
 	)
-	if only == "" && len(args) == 0 {
-		if err := write(resultsFile, rows); err != nil {
-			return err
-		}
-	}
 	return errors.Join(verdict(rows), with(rows))
 }
 

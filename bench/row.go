@@ -151,8 +151,9 @@ func read(file string) (rows []row, err error) {
 	return rows, nil
 }
 
-// write writes the rows as JSON, in place of all rows of the same command. The rows of other commands stay.
-func write(file string, rows []row) error {
+// write writes the rows as JSON, in place of all rows of the same command if it was measured whole, and else in place of
+// those of the same parts. All other rows stay.
+func write(file string, rows []row, whole bool) error {
 	old, err := read(file)
 	if err != nil {
 		return err
@@ -165,8 +166,18 @@ func write(file string, rows []row) error {
 	for i := range rows {
 		rows[i].At = at
 	}
-	old = slices.DeleteFunc(old, func(r row) bool { return writer(r) == writer(rows[0]) })
+	measured := map[string]bool{}
+	for _, r := range rows {
+		measured[part(r)] = true
+	}
+	old = slices.DeleteFunc(old, func(r row) bool { return writer(r) == writer(rows[0]) && (whole || measured[part(r)]) })
 	return writeAll(file, slices.Concat(old, rows))
+}
+
+// part is what a row is about, such as throughput.
+func part(r row) string {
+	name, _, _ := strings.Cut(r.Name, "/")
+	return name
 }
 
 // writeCounts writes those of the rows that count something, each in the place of the same row.

@@ -50,7 +50,7 @@ func TestResultsOfAllTargets(t *testing.T) {
 		for _, name := range step.write {
 			rows = append(rows, row{Name: name})
 		}
-		if err := write(file, rows); err != nil {
+		if err := write(file, rows, true); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(file)
