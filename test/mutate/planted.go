@@ -1488,7 +1488,7 @@ var planted = []bug{
 		file:     "core/detach/run.go",
 		original: "\t\tstaying := d.Staying(ctx, due[instanceID])\n",
 		planted: "\t\tstaying := map[string]error{}\n\t\tfor _, one := range due[instanceID] {\n" +
-			"\t\t\tmaps.Copy(staying, d.Staying(ctx, []Deferred{one}))\n\t\t}\n",
+			"\t\t\tmaps.Copy(staying, d.Staying(ctx, []record.Deferral{one}))\n\t\t}\n",
 		pkg:  "core/controller",
 		test: "TestUnclaimedDisksMakeRoom",
 	},
@@ -1560,7 +1560,7 @@ var planted = []bug{
 		name:     "detach: a deletion detaches without a detaching record",
 		file:     "core/controller/planned.go",
 		original: "\terr = c.detacher.Detach(ctx, disk.VolumeID, disk.InstanceID)\n",
-		planted:  "\t_, err = c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, false)\n",
+		planted:  "\t_, _, err = c.engine.Unpublish(ctx, disk.VolumeID, disk.InstanceID, false)\n",
 		pkg:      "core/controller",
 		test:     "TestPlannedDeleteMeetsAPublish",
 	},
