@@ -181,7 +181,7 @@ func (r *Rig) StartWith(t *testing.T, racks ...*rack.Client) {
 		DetachGrace:    r.Options.DetachGrace,
 		TemporaryAge:   r.Options.SweepAge,
 		OtherRacksWait: r.Options.OtherRacksWait,
-		LookAge:        max(r.Options.LookAge, 100*time.Millisecond),
+		LookAge:        max(r.Options.LookAge, 250*time.Millisecond),
 		Restarts:       r.Options.Restarts,
 		Orchestrator:   r.Options.Orchestrator,
 		Metrics:        r.Options.Metrics,
