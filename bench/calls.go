@@ -98,14 +98,14 @@ func (r *rig) countLife(ctx context.Context, suffix string) ([]row, error) {
 			func(name string) (err error) { cloned, err = r.clone(ctx, name+"-cloned", id); return err },
 		},
 		{"DeleteSnapshot", atMost(2), 2, func(string) error { return r.deleteSnapshot(ctx, snapshot) }},
-		{"DeleteVolume/restored", atMost(1), 1, func(string) error { return r.deleteVolume(ctx, restored) }},
+		{"DeleteVolume/restored", atMost(2), 1, func(string) error { return r.deleteVolume(ctx, restored) }},
 		// docs/development/decisions/039-a-volume-grows-by-a-new-disk.md says what each call is for.
 		{"ControllerExpandVolume", atMost(11), 0, func(string) error { return r.expand(ctx, cloned) }},
 		{"ControllerExpandVolume/again", atMost(1), 1, func(string) error { return r.expand(ctx, cloned) }},
 		{"ControllerPublishVolume/grown", atMost(5), 3, func(string) error { _, err := r.publish(ctx, cloned); return err }},
 		{"ControllerUnpublishVolume/grown", atMost(2), 2, func(string) error { return r.unpublish(ctx, cloned) }},
 		{"DeleteVolume/grown", atMost(5), 4, func(string) error { return r.deleteVolume(ctx, cloned) }},
-		{"DeleteVolume", atMost(1), 1, func(string) error { return r.deleteVolume(ctx, id) }},
+		{"DeleteVolume", atMost(2), 1, func(string) error { return r.deleteVolume(ctx, id) }},
 		// With a list of all disks, see docs/development/decisions/039-a-volume-grows-by-a-new-disk.md.
 		{"ControllerUnpublishVolume/gone", atMost(5), 5, func(string) error { return r.unpublish(ctx, id) }},
 		{"DeleteVolume/gone", atMost(5), 5, func(string) error { return r.deleteVolume(ctx, id) }},

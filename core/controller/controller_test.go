@@ -310,7 +310,7 @@ func TestDeleteVolume(t *testing.T) {
 	id := r.Create(t, "v")
 	r.ClearCalls(t)
 	r.Must(t, r.Delete(t, id))
-	r.WantCalls(t, map[string]int{"disk_delete": 1})
+	r.WantCalls(t, map[string]int{"disk_delete": 1, "anti_affinity_group_view": 1})
 	r.ClearCalls(t)
 	r.Must(t, r.Delete(t, id))
 	// The ID may be that of a volume that has grown, whose first disk is gone, and its record, too.

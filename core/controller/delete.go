@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
 
@@ -40,9 +41,13 @@ func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest
 	if err := c.checkOnlyRegistration(ctx, disk); err != nil {
 		return nil, err
 	}
+	replaced := func() bool { return false }
+	if known { // the rack may have failed to delete a disk that an expansion replaced, and deletes it now
+		replaced = rc.recorded(ctx, record.Replacements.Named("", id))
+	}
 	err = rc.rack.DeleteDisk(ctx, disk.ID)
 	switch {
-	case known && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)):
+	case known && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)), err == nil && replaced():
 		return c.DeleteVolume(ctx, req)
 	case errors.Is(err, rack.ErrNotFound):
 		return c.deletedMeanwhile(ctx, id)

@@ -226,21 +226,27 @@ func (c *Service) finishedDisk(ctx context.Context, volumeID string, needed bool
 // that was answered. For as long as a process may detach the disk because of a deferred detach, that has a record.
 func (c rackController) undisturbed(ctx context.Context, disk rack.Disk) func() bool {
 	expansion := c.expander.Look(ctx, disk.Name)
+	recorded := c.recorded(ctx, record.Deferrals.Named(c.cluster, disk.VolumeID))
+	return func() bool {
+		_, expanding, err := expansion.UnderWay(ctx)
+		return !recorded() && !expanding && err == nil
+	}
+}
+
+// recorded asks beside another request whether a record exists. Without an answer it may.
+func (c rackController) recorded(ctx context.Context, name string) func() bool {
 	recorded := make(chan bool, 1)
 	go func() {
 		defer func() {
 			if reason := recover(); reason != nil {
-				rpc.LogPanic(c.log, slog.String("task", "publish"), reason)
+				rpc.LogPanic(c.log, slog.String("task", "look"), reason)
 				recorded <- true
 			}
 		}()
-		_, found, err := record.Deferrals.Get(ctx, c.rack, c.cluster, disk.VolumeID)
+		_, found, err := c.rack.RecordNamed(ctx, name)
 		recorded <- found || err != nil
 	}()
-	return func() bool {
-		_, expanding, err := expansion.UnderWay(ctx)
-		return !<-recorded && !expanding && err == nil
-	}
+	return func() bool { return <-recorded }
 }
 
 // confirmPublished makes sure that an attached disk stays attached and is not replaced, as a published volume must. It

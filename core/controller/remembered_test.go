@@ -5,6 +5,10 @@
 package controller_test
 
 import (
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,5 +113,34 @@ func TestRememberedDiskWithGrace(t *testing.T) {
 	r.Must(t, r.Unpublish(t, id, node))
 	if got := r.Holder(t, id); got != node {
 		t.Errorf("the disk is on %q", got)
+	}
+}
+
+// The rack may fail to delete the old disk of a volume that another process expands, and show it again as faulted
+// (docs/reference/rack.md §3). It takes a deletion of that disk, and the volume has another one.
+func TestRememberedDiskIsHalfDeleted(t *testing.T) {
+	other := newRig(t)
+	var host atomic.Pointer[url.URL]
+	through := func(to string) {
+		u, err := url.Parse(to)
+		other.Must(t, err)
+		host.Store(u)
+	}
+	through(other.Sim.Host)
+	proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) { req.SetURL(host.Load()) }})
+	t.Cleanup(proxy.Close)
+	r, sim := other.copy(), *other.Sim
+	sim.Host = proxy.URL
+	r.Sim = &sim
+	r.Start(t)
+	id := r.Create(t, "v")
+	old := r.Disk(t, id)
+	_, err := other.expand(t, id, 2*coretest.GiB)
+	other.Must(t, err)
+	through(other.HalfDeleted(t, old))
+	r.Must(t, r.Delete(t, id))
+	through(other.Sim.Host)
+	if disks := r.Volumes(t); len(disks) > 0 {
+		t.Errorf("the deleted volume still has %v", disks)
 	}
 }

@@ -1237,10 +1237,18 @@ var planted = []bug{
 	{
 		name:     "controller: a remembered disk is gone, and so its volume counts as deleted",
 		file:     "core/controller/delete.go",
-		original: "known && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)):",
-		planted:  "known && errors.Is(err, rack.ErrNotFound):\n\t\treturn &csi.DeleteVolumeResponse{}, nil\n\tcase known && errors.Is(err, rack.ErrRefused):",
+		original: "known && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)),",
+		planted:  "known && errors.Is(err, rack.ErrNotFound):\n\t\treturn &csi.DeleteVolumeResponse{}, nil\n\tcase known && errors.Is(err, rack.ErrRefused),",
 		pkg:      "core/controller",
 		test:     "TestRememberedDiskHasChanged",
+	},
+	{
+		name:     "controller: the deletion of the half-deleted old disk of a volume counts as that of the volume",
+		file:     "core/controller/delete.go",
+		original: "err == nil && replaced():",
+		planted:  "err == nil && replaced() && disk.ID == \"\":",
+		pkg:      "core/controller",
+		test:     "TestRememberedDiskIsHalfDeleted",
 	},
 	{
 		name:     "controller: a remembered disk is detached without its grace period",
