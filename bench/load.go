@@ -16,7 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// loadRounds is how often each load is measured. The first round is not counted: it opens connections, and buffers grow.
+// loadRounds is how often each load is measured. The first round is not counted: it opens connections, and buffers
+// grow.
 const loadRounds = 4
 
 // manyWorkers is how many calls [inParallel] makes at the same time.
@@ -96,7 +97,11 @@ func throughput(ctx context.Context, b *bench) (rows []row, err error) {
 }
 
 func (b *bench) measureLoad(ctx context.Context, l load) (rows []row, err error) {
-	b = &bench{programs: b.programs, dir: b.dir, args: append([]string{fmt.Sprint("--max-disks=", volumesPerNode+1)}, b.args...)}
+	b = &bench{
+		programs: b.programs,
+		dir:      b.dir,
+		args:     append([]string{fmt.Sprint("--max-disks=", volumesPerNode+1)}, b.args...),
+	}
 	r, err := b.newRig("--instances=" + strings.Join(instanceNames(l.nodes), ","))
 	if err != nil {
 		return nil, err

@@ -151,8 +151,8 @@ func read(file string) (rows []row, err error) {
 	return rows, nil
 }
 
-// write writes the rows as JSON, in place of all rows of the same command if it was measured whole, and else in place of
-// those of the same parts. All other rows stay.
+// write writes the rows as JSON, in place of all rows of the same command if it was measured whole, and else in place
+// of those of the same parts. All other rows stay.
 func write(file string, rows []row, whole bool) error {
 	old, err := read(file)
 	if err != nil {

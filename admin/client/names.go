@@ -34,8 +34,8 @@ const namesTimeout = 2 * time.Second
 // instanceIDs finds the instances that a text names by their IDs alone.
 var instanceIDs = regexp.MustCompile(`\binstance [0-9a-f]{8}-[0-9a-f-]{27}\b`)
 
-// InWords writes the names that the caller has given in the place of the IDs that they stand for. It asks the controller
-// once for the names of other instances, and writes them beside their IDs.
+// InWords writes the names that the caller has given in the place of the IDs that they stand for. It asks the
+// controller once for the names of other instances, and writes them beside their IDs.
 func (c *Client) InWords(text string) string {
 	for id, name := range c.typed {
 		text = strings.NewReplacer(

@@ -16,9 +16,9 @@ import (
 
 // remembered are disks of this cluster as a successful RPC of this process left them. No look is needed before an
 // unpublish from the instance to which the disk was attached, and before a publish or a deletion of a disk that was
-// attached nowhere. ID, project and owner of a disk never change, and the rack itself refuses what the disk's state does
-// not allow (docs/reference/rack.md §4 and §5). After a refusal the RPC looks, as it does for any other disk. The states
-// in which a rack could accept an attach and drop it are over: a create answers when the disk is complete.
+// attached nowhere. ID, project and owner of a disk never change, and the rack itself refuses what the disk's state
+// does not allow (docs/reference/rack.md §4 and §5). After a refusal the RPC looks, as it does for any other disk. The
+// states in which a rack could accept an attach and drop it are over: a create answers when the disk is complete.
 type remembered struct {
 	mu    sync.Mutex
 	disks map[string]rememberedDisk
@@ -33,8 +33,8 @@ type rememberedDisk struct {
 // maxRemembered bounds the memory: a description has at most 512 bytes.
 const maxRemembered = 10_000
 
-// remember remembers a disk of the plugin's project after a successful RPC. A volume that has grown has another disk, so
-// it is not remembered.
+// remember remembers a disk of the plugin's project after a successful RPC. A volume that has grown has another disk,
+// so it is not remembered.
 func (c rackController) remember(disk rack.Disk) {
 	if !c.ownsDisk(disk) || disk.Grown() {
 		return
@@ -47,7 +47,8 @@ func (c rackController) remember(disk rack.Disk) {
 	c.remembered.disks[disk.VolumeID] = rememberedDisk{c.rack, disk}
 }
 
-// recall returns the disk of a volume and forgets it, if it was left on this instance, or nowhere if instanceID is empty.
+// recall returns the disk of a volume and forgets it, if it was left on this instance, or nowhere if instanceID is
+// empty.
 func (c *Service) recall(volumeID, instanceID string) (rackController, rack.Disk, bool) {
 	c.remembered.mu.Lock()
 	defer c.remembered.mu.Unlock()

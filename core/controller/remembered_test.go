@@ -95,7 +95,12 @@ func boot(t *testing.T, other *rig, id, _, b string) {
 	boot, off := oxide.NameOrId(id), false
 	_, err := other.SDK.InstanceUpdate(t.Context(), oxide.InstanceUpdateParams{
 		Instance: oxide.NameOrId(b),
-		Body:     &oxide.InstanceUpdate{BootDisk: &boot, EnableJumboFrames: &off, Memory: oxide.ByteCount(coretest.GiB), Ncpus: 1},
+		Body: &oxide.InstanceUpdate{
+			BootDisk:          &boot,
+			EnableJumboFrames: &off,
+			Memory:            oxide.ByteCount(coretest.GiB),
+			Ncpus:             1,
+		},
 	})
 	other.Must(t, err)
 }

@@ -116,8 +116,8 @@ func (c rackController) detach(ctx context.Context, disk rack.Disk) error {
 	return c.detached(ctx, disk, detached, err)
 }
 
-// detached makes sure that a disk is detached from its instance, after the rack answered the request with the disk or an
-// error.
+// detached makes sure that a disk is detached from its instance, after the rack answered the request with the disk or
+// an error.
 func (c rackController) detached(ctx context.Context, disk, answer rack.Disk, err error) error {
 	if err != nil {
 		return c.resolveDetach(ctx, disk, err)

@@ -166,7 +166,11 @@ func (p *plannedWorld) begin(ctx context.Context, b *results) (err error) {
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithConnectParams(
 				grpc.ConnectParams{
-					Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+					Backoff: backoff.Config{
+						BaseDelay:  5 * time.Millisecond,
+						Multiplier: 1.5,
+						MaxDelay:   200 * time.Millisecond,
+					},
 					MinConnectTimeout: 20 * time.Second, // else five milliseconds
 				},
 			),

@@ -76,7 +76,11 @@ func connectSidecars(sockets [replicas]string, seed uint64) (*sidecars, error) {
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithConnectParams(
 				grpc.ConnectParams{
-					Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+					Backoff: backoff.Config{
+						BaseDelay:  5 * time.Millisecond,
+						Multiplier: 1.5,
+						MaxDelay:   200 * time.Millisecond,
+					},
 					MinConnectTimeout: 20 * time.Second, // else five milliseconds
 				},
 			),

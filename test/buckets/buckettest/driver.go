@@ -72,7 +72,11 @@ func NewDriver(program, dir, cluster string, stores ...Store) (*Driver, error) {
 	socket := "unix://" + filepath.Join(dir, "cosi.sock")
 	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
+			Backoff: backoff.Config{
+				BaseDelay:  20 * time.Millisecond,
+				Multiplier: 1.5,
+				MaxDelay:   200 * time.Millisecond,
+			},
 			MinConnectTimeout: 20 * time.Second, // else 20 milliseconds
 		}))
 	if err != nil {
