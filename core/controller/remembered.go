@@ -6,6 +6,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -86,4 +87,19 @@ func (c *Service) publishRemembered(
 	c.refusals.remove(disk.VolumeID, "")
 	rc.remember(attached)
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(attached)}
+}
+
+// unpublishRemembered is [Service.unpublish] for a remembered disk that is attached to the instance, in attach mode hot.
+// It returns false if the caller must look at the disk.
+func (c *Service) unpublishRemembered(ctx context.Context, volumeID, nodeID string) (done bool, err error) {
+	rc, disk, known := c.recall(volumeID, nodeID)
+	if !known || nodeID == "" || rc.defersDetaches() {
+		return false, nil
+	}
+	answer, err := rc.rack.Detach(ctx, disk.ID, nodeID)
+	_, explained := errors.AsType[*rack.Refusal](err)
+	if !explained && (errors.Is(err, rack.ErrNotFound) || errors.Is(err, rack.ErrRefused)) {
+		return false, nil
+	}
+	return true, rc.detached(ctx, disk, answer, err)
 }

@@ -46,12 +46,8 @@ func (c *Service) unpublish(ctx context.Context, volumeID, nodeID string) error 
 	if err := c.refusals.get(opDetach, volumeID, nodeID); err != nil {
 		return err
 	}
-	if rc, disk, known := c.recall(volumeID, nodeID); known && nodeID != "" && !rc.defersDetaches() {
-		detached, err := rc.rack.Detach(ctx, disk.ID, nodeID)
-		_, explained := errors.AsType[*rack.Refusal](err)
-		if explained || !errors.Is(err, rack.ErrNotFound) && !errors.Is(err, rack.ErrRefused) {
-			return rc.detached(ctx, disk, detached, err)
-		}
+	if done, err := c.unpublishRemembered(ctx, volumeID, nodeID); done {
+		return err
 	}
 	rc, disk, err := c.locate(ctx, volumeID)
 	if errors.Is(err, rack.ErrNotFound) || err == nil && disk.ID == "" {
