@@ -409,7 +409,8 @@ func (s *standIn) createSecret(ctx context.Context, access, bucket *object, keys
 	return nil
 }
 
-// deleteSecret deletes the Secret of an access. If there is none, it fails, and so the access stays.
+// deleteSecret deletes the Secret of an access. If there is none, it fails, and so the access stays. One that somebody has
+// deleted before is gone without its finalizer.
 func (s *standIn) deleteSecret(ctx context.Context, access *object) error {
 	name := access.text("spec", "credentialsSecretName")
 	secret, err := s.secrets(access).Get(ctx, name, metav1.GetOptions{})
@@ -420,7 +421,7 @@ func (s *standIn) deleteSecret(ctx context.Context, access *object) error {
 	if _, err := s.secrets(access).Update(ctx, secret, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	return ignoreNotFound(s.secrets(access).Delete(ctx, name, metav1.DeleteOptions{}))
+	return s.secrets(access).Delete(ctx, name, metav1.DeleteOptions{})
 }
 
 // finish adds a finalizer to an object, unless it is empty, and sets its status.

@@ -218,8 +218,50 @@ func TestAnOldStatusStays(t *testing.T) {
 	}
 }
 
-// The first of two accesses with one Secret takes it along. The second one then stays, and no event says so, until
-// somebody makes such a Secret.
+// staysWithoutSecret ends an access whose Secret is gone. It stays, and no event says so, until somebody makes such a
+// Secret.
+func (s *standIn) staysWithoutSecret(t *testing.T, name string) {
+	t.Helper()
+	s.ends(t, "bucketaccesses", "shop", name)
+	if err := s.pass(t.Context()); err == nil || s.released(t, "bucketaccesses", "shop", name) || len(s.events(t)) > 0 {
+		t.Fatalf("the access: %v, events of %v", err, s.events(t))
+	}
+	secret := &unstructured.Unstructured{Object: fields{
+		"apiVersion": "v1", "kind": "Secret", "metadata": fields{"name": "keys", "namespace": "shop"},
+	}}
+	access := s.look(t, "bucketaccesses", "shop", name)
+	if _, err := s.secrets(access).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.pass(t.Context()); err != nil || !s.released(t, "bucketaccesses", "shop", name) {
+		t.Errorf("with a Secret the access stays: %v", err)
+	}
+}
+
+// A Secret that is deleted before its access stays with its finalizer until the access ends. It then takes the end of
+// the access along.
+func TestASecretDeletedFirst(t *testing.T) {
+	s, d := newStandIn(t)
+	s.grants(t, "one")
+	for range 2 {
+		if err := s.pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	secrets := s.secrets(s.look(t, "bucketaccesses", "shop", "one"))
+	if err := secrets.Delete(t.Context(), "keys", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if secret, err := secrets.Get(t.Context(), "keys", metav1.GetOptions{}); err != nil || secret.GetDeletionTimestamp() == nil {
+		t.Fatalf("the Secret: %v, %v", secret, err)
+	}
+	s.staysWithoutSecret(t, "one")
+	if len(d.revoked) == 0 {
+		t.Error("its keys are not revoked")
+	}
+}
+
+// The first of two accesses with one Secret takes it along. The second one then stays.
 func TestTwoAccessesWithOneSecret(t *testing.T) {
 	s, d := newStandIn(t)
 	s.grants(t, "one")
@@ -238,20 +280,7 @@ func TestTwoAccessesWithOneSecret(t *testing.T) {
 	if err := s.pass(t.Context()); err != nil || !s.released(t, "bucketaccesses", "shop", "one") {
 		t.Fatalf("the first access stays: %v", err)
 	}
-	s.ends(t, "bucketaccesses", "shop", "two")
-	if err := s.pass(t.Context()); err == nil || s.released(t, "bucketaccesses", "shop", "two") || len(s.events(t)) > 0 {
-		t.Fatalf("the second access: %v, events of %v", err, s.events(t))
-	}
-	secret := &unstructured.Unstructured{Object: fields{
-		"apiVersion": "v1", "kind": "Secret", "metadata": fields{"name": "keys", "namespace": "shop"},
-	}}
-	two := s.look(t, "bucketaccesses", "shop", "two")
-	if _, err := s.secrets(two).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.pass(t.Context()); err != nil || !s.released(t, "bucketaccesses", "shop", "two") {
-		t.Errorf("with a Secret the second access stays: %v", err)
-	}
+	s.staysWithoutSecret(t, "two")
 	if len(d.revoked) < 2 {
 		t.Errorf("revoked: %v", d.revoked)
 	}
