@@ -118,7 +118,12 @@ var stories = map[string]story{
 	},
 	"the scheduler: nothing fits a claim without provisioner": {
 		"pod", "FailedScheduling", "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.",
-		"ClaimNotBound", nil,
+		"ClaimNotBound", func(c *simtest.Cluster) {
+			c.Put(classList, "", "oxide", object{"provisioner": "kubernetes.io/no-provisioner"})
+			c.Put(claimList, "default", "data", object{
+				"spec": object{"storageClassName": "oxide"}, "status": object{"phase": "Pending"},
+			})
+		},
 	},
 	"the scheduler: no room": {
 		"pod", "FailedScheduling", "0/2 nodes are available: 1 Insufficient memory, 1 node(s) had untolerated taint {x: }.",
@@ -205,6 +210,15 @@ var stories = map[string]story{
 	"what the scheduler said before it placed the pod": {"pod", "FailedScheduling",
 		"0/2 nodes are available: 2 node(s) exceed max volume count.", "NotStartedYet", func(c *simtest.Cluster) {
 			c.Put(podList, "default", "db", podOfData("worker-1"))
+		}},
+	"what the scheduler said before it said something else": {"pod", "FailedScheduling",
+		"0/2 nodes are available: 2 node(s) exceed max volume count.", "NoNodeOnItsRack", func(c *simtest.Cluster) {
+			c.Put(eventList, "default", "later", object{
+				"type": "Warning", "reason": "FailedScheduling", "lastTimestamp": nil,
+				"message":   "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.",
+				"eventTime": "2026-01-02T03:04:01.000000Z", "series": object{"lastObservedTime": "2026-01-02T03:04:06.000000Z"},
+				"involvedObject": object{"kind": "Pod", "name": "db", "uid": "uid-db"},
+			})
 		}},
 	"what the provisioner said before it made the volume": {"claim", "ProvisioningFailed",
 		`storageclass.storage.k8s.io "oxide" not found`, "ExpansionWaits", func(c *simtest.Cluster) {

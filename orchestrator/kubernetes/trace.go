@@ -233,6 +233,9 @@ func (t *tracer) claim(ctx context.Context, key string, used bool) (volumeName s
 	return "", t.events(ctx, "claim", "PersistentVolumeClaim", c.object)
 }
 
+// byHand is the provisioner of a class whose volumes somebody makes, perhaps of this driver.
+const byHand = "kubernetes.io/no-provisioner"
+
 // class looks at the storage class of a claim without a volume. used says that a pod uses the claim.
 func (t *tracer) class(ctx context.Context, c claim, used bool) error {
 	if c.Spec.StorageClassName == nil || *c.Spec.StorageClassName == "" {
@@ -253,7 +256,7 @@ func (t *tracer) class(ctx context.Context, c claim, used bool) error {
 		state = "does not exist"
 	}
 	switch {
-	case class.Provisioner != driver:
+	case class.Provisioner != driver && class.Provisioner != byHand:
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.OtherDriver)
 	case class.VolumeBindingMode == "WaitForFirstConsumer" && !used:
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NoConsumer)
@@ -426,12 +429,18 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object, over 
 		Count          int
 		LastTimestamp  time.Time
 		EventTime      time.Time
+		Series         struct{ LastObservedTime time.Time }
+	}
+	// Sidecars and kubelet write the first time, the scheduler the others.
+	last := func(e event) time.Time {
+		return slices.MaxFunc([]time.Time{e.LastTimestamp, e.EventTime, e.Series.LastObservedTime}, time.Time.Compare)
 	}
 	all, err := listSelected[event](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
 	if err != nil {
 		return err
 	}
 	times := map[string]int{} // by reason
+	var scheduled event       // the scheduler says all each time: its last word counts
 	for _, e := range all {
 		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != of.Name || e.InvolvedObject.UID != string(of.UID) {
 			continue
@@ -439,13 +448,16 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object, over 
 		times[e.Reason] += e.Count
 		// A provisioner that waits for a detach says so in a VolumeDelete.
 		telling := e.Type == "Warning" || e.Reason == "FailedBinding" || e.Reason == "VolumeDelete"
-		if telling && !slices.Contains(over, e.Reason) {
-			last := e.LastTimestamp
-			if last.IsZero() {
-				last = e.EventTime
-			}
-			t.say(link, e.Reason+": "+e.Message, last)
+		switch {
+		case !telling || slices.Contains(over, e.Reason):
+		case e.Reason != "FailedScheduling":
+			t.say(link, e.Reason+": "+e.Message, last(e))
+		case scheduled.Reason == "" || last(e).After(last(scheduled)):
+			scheduled = e
 		}
+	}
+	if scheduled.Reason != "" {
+		t.say(link, scheduled.Reason+": "+scheduled.Message, last(scheduled))
 	}
 	// Kubernetes asks again every 15 s for a provisioner, and each says when it begins.
 	if times["ExternalProvisioning"] > 2 && times["Provisioning"] == 0 {
