@@ -6,7 +6,8 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # the newest one.
 PROGRAMS    := $(or $(OXIDE_CSI_PROGRAMS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/oxide-csi-plugin/programs$(KUBERNETES:%=-%))
 ifdef KUBERNETES
-export KUBERNETES OXIDE_CSI_PROGRAMS := $(PROGRAMS)
+export KUBERNETES
+export OXIDE_CSI_PROGRAMS := $(PROGRAMS)
 endif
 # Debian packages: the tools that the node plugin calls, D-Bus and curl for tests, and the C compiler that the race detector
 # needs.
