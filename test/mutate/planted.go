@@ -3464,6 +3464,14 @@ var planted = []bug{
 		test:     "TestStories",
 	},
 	{
+		name:     "explain: what the scheduler said before counts, too",
+		file:     "orchestrator/kubernetes/trace.go",
+		original: "case e.Reason != \"FailedScheduling\":",
+		planted:  "case e.Reason != \"\":",
+		pkg:      "orchestrator/kubernetes",
+		test:     "TestStories",
+	},
+	{
 		name:     "explain: a claim that nobody provisions has not started yet",
 		file:     "orchestrator/kubernetes/trace.go",
 		original: "times[\"ExternalProvisioning\"] > 2",
