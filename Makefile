@@ -170,7 +170,7 @@ e2e-k8s-sample: ## run a quick one of each kind of these tests; as root
 	$(MAKE) e2e-k8s-conformance FOCUS=sample
 
 .PHONY: e2e-stories
-e2e-stories: ## break volumes in twenty ways, make 24 mistakes and 27 waits on the same cluster, and read what it says; as root
+e2e-stories: ## break volumes in twenty ways, make 24 mistakes and 31 waits on the same cluster, and read what it says; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
 	test/programs/build.sh cluster sidecars
 	go run ./test/all -tags=k8s,stories -count=1 -timeout=60m -run='^(TestStories|TestKubernetesSays|TestSymptomRows|TestPlannedRestart|TestSidecarMemory)$$' ./test/k8s

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
 // saying is a state in which Kubernetes or a sidecar leaves a pod or a claim, what it says then, and the verdict.
@@ -39,7 +40,7 @@ func TestKubernetesSays(t *testing.T) {
 	}
 	c := newCluster(t)
 	c.install(t, "overlay")
-	sayings := c.sayings()
+	sayings := append(c.sayings(), c.changes()...)
 	var all strings.Builder
 	for _, s := range sayings {
 		all.WriteString(s.objects)
@@ -226,4 +227,49 @@ involvedObject: {kind: Pod, namespace: default, name: strange, uid: %s}}`, c.get
 				t.Cleanup(func() { del("pod", "origin")(t) })
 			}},
 	}
+}
+
+// changes are the states that need a change of the cluster or the rack, or a whole node.
+func (c *cluster) changes() []saying {
+	return []saying{
+		{name: "full", said: "exceed max volume count", want: "NodesFull", then: c.filled},
+		{name: "grows", subject: "default/grows", want: "ExpansionNeedsRoom", then: func(t *testing.T) {
+			c.used(t, "grows")
+			c.setting(t, simtest.Settings{QuotaBytes: new(int64(1))}, simtest.Settings{QuotaBytes: new(int64(0))})
+			c.kubectl(t, "patch", "pvc", "grows", "-p", `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`)
+		}},
+		{name: "unplaced", said: "did not have enough free storage", want: "QuotaExhausted", then: func(t *testing.T) {
+			c.noCapacity(t, "did not have enough free storage")
+		}},
+		{name: "powerless", said: "is forbidden: User", want: "RightsMissing", then: func(t *testing.T) {
+			c.used(t, "powerless")
+			c.kubectl(t, "patch", "clusterrole", "oxide-csi-controller", "--type=json", "-p",
+				`[{"op":"test","path":"/rules/6/resources","value":["volumeattachments"]},`+
+					`{"op":"replace","path":"/rules/6/verbs","value":["get","list","watch"]}]`)
+			t.Cleanup(func() { c.kubectl(t, "apply", "-k", "overlay") })
+			c.uses(t, "powerless", c.a)
+		}},
+	}
+}
+
+// filled lets one pod take all places of a node. That the volumes cannot be attached does not matter to the scheduler.
+func (c *cluster) filled(t *testing.T) {
+	await.Within(t, waitLimit, "the node has no volumes", func() bool {
+		return !strings.Contains(c.get(t, ".items[*].spec.nodeName", "volumeattachments"), c.b.Name)
+	})
+	objects, filler := "", pod{name: "filler", claim: "filler-0", on: c.b}.String()
+	for i := range maxDisks - 1 {
+		name := fmt.Sprintf("filler-%d", i)
+		objects += byHand(name, "default", "1Gi")
+		if i > 0 {
+			filler = changed(filler, "claimName: filler-0}}",
+				fmt.Sprintf("claimName: filler-0}}, {name: volume-%d, persistentVolumeClaim: {claimName: %s}}", i, name))
+		}
+	}
+	c.apply(t, objects+filler)
+	t.Cleanup(func() { c.kubectl(t, "delete", "pod", "filler") })
+	await.Within(t, waitLimit, "the filler has its node", func() bool {
+		return c.get(t, ".spec.nodeName", "pod", "filler") != ""
+	})
+	c.uses(t, "full", c.b)
 }
