@@ -196,7 +196,7 @@ func TestDescriptionThatClaimsAnotherVolume(t *testing.T) {
 		claim := rack.NewDescription(coretest.Cluster, taken, "")
 		claim.Volume, claim.CreatedBytes = victim, coretest.GiB
 		claiming := r.UserDisk(t, coretest.Project, diskname.ForVolume(coretest.Cluster, taken), claim.Encode()).Id
-		for _, c := range []*rig{r, r.again(t)} {
+		for _, c := range []*rig{r.again(t), r.again(t)} {
 			_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 			c.Must(t, err)
 			c.Must(t, c.Publish(t, victim, node))
