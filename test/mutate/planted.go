@@ -949,7 +949,7 @@ var planted = []bug{
 		name:     "node: without a controller every filesystem is mounted",
 		file:     "core/node/content.go",
 		original: "strings.EqualFold(content.UUID, own)",
-		planted:  "content.UUID != \"\" || own == \"\"",
+		planted:  "strings.EqualFold(content.UUID, content.UUID) || own == \"\"",
 		pkg:      "core/node",
 		test:     "TestNodeStagesItsOwnFilesystemOnly",
 	},
@@ -2270,7 +2270,7 @@ var planted = []bug{
 			"\t\t\te.enterStage(h, stageChecking)\n",
 		planted: "\t\tif done {\n" +
 			"\t\t\te.enterStage(h, stageChecking)\n" +
-			"\t\t\t_ = e.deleteRecord(ctx, h.record.recordID)\n",
+			"\t\t\t_ = e.rack.DeleteRecord(ctx, h.record.Stored.ID)\n",
 		pkg:  "core/restart",
 		test: "TestModel/of/one_volume$/any_order",
 		flag: "-model=1m",
@@ -2955,7 +2955,7 @@ var planted = []bug{
 		name:     "restart: an instance stays down whose restart cannot be taken over",
 		file:     "core/restart/takeover.go",
 		original: "return errors.Join(err, e.startAbandoned(ctx, from))",
-		planted:  "return err",
+		planted:  "return errors.Join(err)",
 		pkg:      "core/restart",
 		test:     "TestStoppedInstanceIsStartedByAnother",
 	},
