@@ -89,8 +89,8 @@ func (c *Service) publishRemembered(
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(attached)}
 }
 
-// unpublishRemembered is [Service.unpublish] for a remembered disk that is attached to the instance, in attach mode hot.
-// It returns false if the caller must look at the disk.
+// unpublishRemembered is [Service.unpublish] for a remembered disk that is attached to the instance, in attach mode
+// hot. It returns false if the caller must look at the disk.
 func (c *Service) unpublishRemembered(ctx context.Context, volumeID, nodeID string) (done bool, err error) {
 	rc, disk, known := c.recall(volumeID, nodeID)
 	if !known || nodeID == "" || rc.defersDetaches() {

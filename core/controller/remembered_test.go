@@ -132,7 +132,9 @@ func TestRememberedDiskIsHalfDeleted(t *testing.T) {
 		host.Store(u)
 	}
 	through(other.Sim.Host)
-	proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) { req.SetURL(host.Load()) }})
+	proxy := httptest.NewServer(
+		&httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) { req.SetURL(host.Load()) }},
+	)
 	t.Cleanup(proxy.Close)
 	r, sim := other.copy(), *other.Sim
 	sim.Host = proxy.URL

@@ -21,8 +21,8 @@
 //   - explain_test.go: what oxide-csi explain and doctor say of them
 //   - memory_test.go: the memory of the sidecars
 //   - platform_test.go: a kubelet with another folder, by hand: make e2e-platform
-//   - stories_test.go, sayings_test.go, load_test.go: twenty ways to break a volume, what Kubernetes says of others, and
-//     many volumes, by hand: make e2e-stories
+//   - stories_test.go, sayings_test.go, load_test.go: twenty ways to break a volume, what Kubernetes says of others,
+//     and many volumes, by hand: make e2e-stories
 //   - restart_test.go: the cases on a rack without hot-plug, which boots its nodes itself
 //   - buckets_test.go: buckets, with stand-ins for COSI's controller and sidecar and for kube-proxy: make e2e-buckets
 //   - release_test.go: the rendered manifests and both kinds of images of a release: make e2e-release

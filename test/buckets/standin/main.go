@@ -409,8 +409,8 @@ func (s *standIn) createSecret(ctx context.Context, access, bucket *object, keys
 	return nil
 }
 
-// deleteSecret deletes the Secret of an access. If there is none, it fails, and so the access stays. One that somebody has
-// deleted before is gone without its finalizer.
+// deleteSecret deletes the Secret of an access. If there is none, it fails, and so the access stays. One that somebody
+// has deleted before is gone without its finalizer.
 func (s *standIn) deleteSecret(ctx context.Context, access *object) error {
 	name := access.text("spec", "credentialsSecretName")
 	secret, err := s.secrets(access).Get(ctx, name, metav1.GetOptions{})

@@ -252,7 +252,12 @@ func TestASecretDeletedFirst(t *testing.T) {
 	if err := secrets.Delete(t.Context(), "keys", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if secret, err := secrets.Get(t.Context(), "keys", metav1.GetOptions{}); err != nil || secret.GetDeletionTimestamp() == nil {
+	if secret, err := secrets.Get(
+		t.Context(),
+		"keys",
+		metav1.GetOptions{},
+	); err != nil ||
+		secret.GetDeletionTimestamp() == nil {
 		t.Fatalf("the Secret: %v, %v", secret, err)
 	}
 	s.staysWithoutSecret(t, "one")
