@@ -198,15 +198,15 @@ func TestProbeAnswersReadiness(t *testing.T) {
 // goAllowed are the functions that may start a goroutine, in packages that serve RPCs. The values say why a panic in
 // the goroutine does not end the process.
 var goAllowed = map[string]string{
-	"hostexec/hostexec.go: wait":        "it only waits for a program, in the standard library",
-	"mount/check.go: startLocked":       "it hands its panic to the RPC that reads the result",
-	"node/probe.go: run":                "it hands its panic to the RPCs that wait for it",
-	"detach/detach.go: within":          "it recovers its panic itself",
-	"controller/expand.go: undisturbed": "it recovers its panic itself",
-	"expand/look.go: Look":              "it hands its panic to the caller that waits for it",
-	"controller/racks.go: queryAll":     "it hands its panic to the RPC that reads the results",
-	"controller/sweep.go: schedule":     "it recovers its panic itself",
-	"rack/deadline.go: RoundTrip":       "it only ends a context, which cannot panic",
+	"hostexec/hostexec.go: wait":     "it only waits for a program, in the standard library",
+	"mount/check.go: startLocked":    "it hands its panic to the RPC that reads the result",
+	"node/probe.go: run":             "it hands its panic to the RPCs that wait for it",
+	"detach/detach.go: within":       "it recovers its panic itself",
+	"controller/expand.go: recorded": "it recovers its panic itself",
+	"expand/look.go: Look":           "it hands its panic to the caller that waits for it",
+	"controller/racks.go: queryAll":  "it hands its panic to the RPC that reads the results",
+	"controller/sweep.go: schedule":  "it recovers its panic itself",
+	"rack/deadline.go: RoundTrip":    "it only ends a context, which cannot panic",
 }
 
 // TestGoroutinesRecoverPanics finds functions that start goroutines. The interceptor recovers only panics of the

@@ -244,7 +244,8 @@ func TestAdopt(t *testing.T) {
 }
 
 // Volumes of this cluster and of no cluster cost no request for the record of an adoption. A publish reads the records
-// of a deferred detach and an expansion, and a create that of an expansion.
+// of a deferred detach and an expansion, a create that of an expansion, and a deletion of a remembered disk that of a
+// finished one.
 func TestOwnVolumesReadNoRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -266,7 +267,7 @@ func TestOwnVolumesReadNoRecord(t *testing.T) {
 	for operation, count := range r.Calls(t) {
 		want := 0
 		if operation == "anti_affinity_group_view" {
-			want = 8 // two for each publish and one for each create
+			want = 9 // two for each publish, one for each create, and one for the deletion
 		}
 		if strings.HasPrefix(operation, "anti_affinity") && count != want {
 			t.Errorf("%s: %d", operation, count)
