@@ -175,7 +175,7 @@ func connect(socket string, ended <-chan struct{}) (*Client, error) {
 		grpc.WithConnectParams(
 			grpc.ConnectParams{
 				Backoff:           backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
-				MinConnectTimeout: 20 * time.Second, // else two milliseconds
+				MinConnectTimeout: 3 * time.Second, // else two milliseconds; a killed plugin that hangs takes connections
 			},
 		),
 	)
