@@ -8,8 +8,6 @@ import (
 	"context"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 )
 
@@ -74,12 +72,6 @@ type instant struct {
 	sinceBoot time.Duration
 }
 
-func now() instant {
-	var sinceBoot unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &sinceBoot); err != nil {
-		panic("every Linux has CLOCK_BOOTTIME: " + err.Error())
-	}
-	return instant{time.Now(), time.Duration(sinceBoot.Nano())}
-}
+func now() instant { return instant{time.Now(), sinceBoot()} }
 
 func (i instant) elapsed() time.Duration { return max(time.Since(i.time), now().sinceBoot-i.sinceBoot) }
