@@ -101,17 +101,30 @@ func (p *plannedWorld) ownInstance(ctx context.Context, m *machine, random *rand
 	}
 }
 
-// own says that the owner keeps an instance stopped, and disown that the instance runs again.
+// own says that the owner keeps an instance stopped, and disown that the instance runs again. A stop that was not
+// answered may still follow.
 func (p *plannedWorld) own(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stoppedByOthers[id] = time.Now()
+	p.owned[id] = span{begin: time.Now()}
 }
 
 func (p *plannedWorld) disown(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.stoppedByOthers, id)
+	end := time.Now()
+	for _, stop := range p.ownersStops[id] {
+		end = later(end, stop.end)
+	}
+	p.owned[id] = span{begin: p.owned[id].begin, end: end}
+}
+
+// ownedSince reports whether the owner kept an instance stopped at any time since then.
+func (p *plannedWorld) ownedSince(id string, then time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	kept, known := p.owned[id]
+	return known && (kept.end.IsZero() || kept.end.After(then))
 }
 
 // stopByOwner orders the stop of an instance until the rack has accepted that, or has no such instance.

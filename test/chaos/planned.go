@@ -49,8 +49,8 @@ type plannedWorld struct {
 	leader, breaks atomic.Int64
 
 	mu sync.Mutex
-	// stoppedByOthers contains the instances that their owner keeps stopped, and the time of the stop.
-	stoppedByOthers map[string]time.Time
+	// owned is the last time in which its owner kept an instance stopped, by instance.
+	owned map[string]span
 	// ownersStops are the times of the stops that the owners ordered, by instance.
 	ownersStops map[string][]span
 	// dying are the instances that their owner deletes, or has deleted.
@@ -61,14 +61,14 @@ type plannedWorld struct {
 
 func newPlannedWorld(base *world, kind string, controllers int) *plannedWorld {
 	return &plannedWorld{
-		world:           base,
-		kind:            kind,
-		controllers:     make([]*simtest.Plugin, controllers),
-		conns:           make([]*grpc.ClientConn, controllers),
-		stoppedByOthers: map[string]time.Time{},
-		ownersStops:     map[string][]span{},
-		dying:           map[string]bool{},
-		mayStop:         map[string]time.Time{},
+		world:       base,
+		kind:        kind,
+		controllers: make([]*simtest.Plugin, controllers),
+		conns:       make([]*grpc.ClientConn, controllers),
+		owned:       map[string]span{},
+		ownersStops: map[string][]span{},
+		dying:       map[string]bool{},
+		mayStop:     map[string]time.Time{},
 	}
 }
 

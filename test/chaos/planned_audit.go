@@ -90,17 +90,16 @@ func (p *plannedWorld) watch(ctx context.Context, actors []*actor) {
 	downNow, stops := map[string]*down{}, ordered{}
 	reported := map[string]bool{}
 	for pause(ctx, 20*time.Millisecond) == nil {
-		owned := p.stoppedByOthersNow()
-		before := publications(actors)
+		begun, before := time.Now(), publications(actors)
 		list, err := p.control.ListInstances(ctx)
 		if err != nil {
 			continue // the rack is dead
 		}
 		found, _ := p.readRecords(ctx) // updates mayStop; after an error, the next check does
-		after, ownedAfter := publications(actors), p.stoppedByOthersNow()
+		after := publications(actors)
 		p.results.count("check of the whole rack")
 		p.checkStops(list, stops)
-		p.checkDown(list, owned, ownedAfter, downNow)
+		p.checkDown(list, begun, downNow)
 		p.checkDuration(list, found, downNow)
 		p.checkAttached(list, before, after, reported)
 	}
@@ -135,18 +134,13 @@ func (p *plannedWorld) checkAttached(
 	}
 }
 
-// checkDown checks how many instances are down and were not stopped by their owner.
-func (p *plannedWorld) checkDown(
-	list []simtest.SimInstance,
-	before, after map[string]time.Time,
-	downNow map[string]*down,
-) {
+// checkDown checks how many instances are down and were not stopped by their owner. The list was asked for after begun.
+func (p *plannedWorld) checkDown(list []simtest.SimInstance, begun time.Time, downNow map[string]*down) {
 	maps.DeleteFunc(downNow, func(id string, _ *down) bool {
 		return !slices.ContainsFunc(list, func(i simtest.SimInstance) bool { return i.ID == id })
 	})
 	for _, instance := range list {
-		_, owned := before[instance.ID]
-		if _, now := after[instance.ID]; owned || now || instance.RunState == "running" {
+		if instance.RunState == "running" || p.ownedSince(instance.ID, begun) {
 			delete(downNow, instance.ID)
 			continue
 		}
@@ -193,12 +187,6 @@ func (p *plannedWorld) logOf(instance string) string {
 		return !strings.Contains(line, instance) || strings.Contains(line, "msg=responded")
 	})
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
-}
-
-func (p *plannedWorld) stoppedByOthersNow() map[string]time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.stoppedByOthers)
 }
 
 // settle waits until no restart is under way, and then audits the records and the volumes.
