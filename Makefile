@@ -318,9 +318,10 @@ fmt: ## format all Go files as lint requires
 	$(PROGRAMS)/golangci-lint fmt
 
 .PHONY: bench
-bench: ## measure time and memory, also of the bare SDK; writes bench/results.json
+bench: ## measure time and memory, also of the bare SDK; with PEERS=DIRECTORY (bench/main.go) beside other drivers; writes bench/results.json
 	@test/deps.sh linux-perf
 	go run ./bench
+	$(if $(PEERS),go run ./bench -peers $(PEERS))
 
 .PHONY: bench-short
 bench-short: ## measure what needs few seconds: API calls, latency, start, memory, size of the program; fails if a count differs from bench/results.json

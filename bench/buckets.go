@@ -140,8 +140,8 @@ func compare(
 	}
 	for _, m := range media {
 		rows = append(rows,
-			median(fmt.Sprintf("%s%s/write/%s/%s", bucketsPrefix, options, size, m.name), "MiB/s", bar{}, writes[m.name]),
-			median(fmt.Sprintf("%s%s/read/%s/%s", bucketsPrefix, options, size, m.name), "MiB/s", bar{}, reads[m.name]))
+			median(fmt.Sprintf("%s%s/write/%s/%s", bucketsPrefix, options, size, m.name), "MiB/s", writes[m.name]),
+			median(fmt.Sprintf("%s%s/read/%s/%s", bucketsPrefix, options, size, m.name), "MiB/s", reads[m.name]))
 	}
 	return rows, nil
 }

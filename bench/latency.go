@@ -107,9 +107,9 @@ func (r *rig) expandLatency(ctx context.Context) (_ []row, err error) {
 		sdk.endRound()
 	}
 	return []row{
-		median("latency/ControllerExpandVolume/plugin", "ms", bar{}, plugin.rounds),
-		median("latency/ControllerExpandVolume/sdk", "ms", bar{}, sdk.rounds),
-		median("latency/ControllerExpandVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+		median("latency/ControllerExpandVolume/plugin", "ms", plugin.rounds),
+		median("latency/ControllerExpandVolume/sdk", "ms", sdk.rounds),
+		median("latency/ControllerExpandVolume/ratio", "×", ratios(plugin.rounds, sdk.rounds)),
 	}, errors.Join(r.deleteSnapshot(ctx, snapshot), r.deleteVolume(ctx, source))
 }
 
@@ -137,9 +137,9 @@ func (r *rig) createLatency(
 		sdk.endRound()
 	}
 	return []row{
-		median("latency/"+rpc+"/plugin", "ms", bar{}, plugin.rounds),
-		median("latency/"+rpc+"/sdk", "ms", bar{}, sdk.rounds),
-		median("latency/"+rpc+"/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
+		median("latency/"+rpc+"/plugin", "ms", plugin.rounds),
+		median("latency/"+rpc+"/sdk", "ms", sdk.rounds),
+		median("latency/"+rpc+"/ratio", "×", ratios(plugin.rounds, sdk.rounds)),
 	}, nil
 }
 
@@ -171,10 +171,10 @@ func (r *rig) publishLatency(ctx context.Context) ([]row, error) {
 		}
 	}
 	return []row{
-		median("latency/ControllerPublishVolume/plugin", "ms", bar{}, plugin.rounds),
-		median("latency/ControllerPublishVolume/sdk", "ms", bar{}, sdk.rounds),
-		median("latency/ControllerPublishVolume/ratio", "×", bar{}, ratios(plugin.rounds, sdk.rounds)),
-		median("latency/ControllerPublishVolume/ratio-same-calls", "×", bar{}, ratios(plugin.rounds, same.rounds)),
+		median("latency/ControllerPublishVolume/plugin", "ms", plugin.rounds),
+		median("latency/ControllerPublishVolume/sdk", "ms", sdk.rounds),
+		median("latency/ControllerPublishVolume/ratio", "×", ratios(plugin.rounds, sdk.rounds)),
+		median("latency/ControllerPublishVolume/ratio-same-calls", "×", ratios(plugin.rounds, same.rounds)),
 	}, r.deleteVolume(ctx, id)
 }
 

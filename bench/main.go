@@ -6,7 +6,7 @@
 // plugins. For comparison the bare SDK does the same work in this process. The command prints a table and writes
 // bench/results.json.
 //
-//   - row.go: rows and bars
+//   - row.go: rows and the results
 //   - rig.go: the rack and the plugin of a measurement
 //   - calls.go: API calls per RPC, counted by the rack
 //   - latency.go: single RPCs, compared with calls of the bare SDK
@@ -19,7 +19,8 @@
 //   - identity.go: nodes by the source of their identity: time until it is known, memory
 //   - staging.go: time from the appearance of a disk to its mount, and a node's four calls, on real devices
 //   - life.go: system calls, processes and CPU time of a life, on a node full of work too
-//   - peer.go: the same four calls as drivers do them that use mount-utils
+//   - peer.go: other drivers' node plugins, and one built on mount-utils, for comparison with the four calls
+//   - bars.go: all bars
 //   - size.go: the memory and the wakeups of an idle process, the size of the program
 //
 // With -scale it measures one controller on racks of up to 10,000 instances instead (scalefull.go), writes those rows
@@ -30,9 +31,13 @@
 //
 // With -buckets it measures the gateway of buckets beside the filesystem below it (buckets.go).
 //
+// With -peers it measures a node's four calls beside the node plugins of other drivers. The flag names a directory with
+// a program for each. The program serves CSI on the socket that is its argument, in the process that was started.
+//
 // With -release it measures the sizes of the files of a release (release.go).
 //
-// To add a row, write a function that returns it and add the function to the list of measurements below.
+// To add a row, write a function that returns it, add the function to the list of measurements below, and its bar to
+// bars.go.
 package main
 
 import (
@@ -82,6 +87,8 @@ type bench struct {
 	dir string
 	// args are further flags for the plugin.
 	args []string
+	// peers is the directory of [besidePeers].
+	peers string
 }
 
 const resultsFile = "bench/results.json"
@@ -108,8 +115,21 @@ func main() {
 		"measure only an upgrade and a rollback on a real Kubernetes, for about five minutes",
 	)
 	buckets := flag.Bool("buckets", false, "measure only the gateway of buckets beside the filesystem below it")
+	peers := flag.String("peers", "", "measure only a node's calls beside the programs in this `directory`")
+	comparator := flag.Bool(
+		"comparator",
+		false,
+		"serve a node plugin that is built on mount-utils, on the socket that follows",
+	)
 	release := flag.String("release", "", "measure only the sizes of the files of a release in this `folder`")
 	flag.Parse()
+	if *comparator {
+		fmt.Fprintln(os.Stderr, serveComparator(flag.Arg(0)))
+		os.Exit(1)
+	}
+	if *peers != "" {
+		measurements = []measurement{{"peers", besidePeers}}
+	}
 	if *release != "" {
 		measurements = []measurement{{"release", releaseSizes(*release)}}
 	}
@@ -137,29 +157,27 @@ func main() {
 	case *update:
 		with = func(rows []row) error { return writeCounts(resultsFile, rows) }
 	}
-	if err := run(ctx, *only, strings.Fields(*args), with); err != nil {
+	if err := run(ctx, *only, &bench{args: strings.Fields(*args), peers: *peers}, with); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
 }
 
 // run measures, and calls with with the rows.
-func run(ctx context.Context, only string, args []string, with func([]row) error) (err error) {
+func run(ctx context.Context, only string, b *bench, with func([]row) error) (err error) {
 	start := time.Now()
 	chosen, err := regexp.Compile(only)
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "bench-")
-	if err != nil {
+	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	programs, err := simtest.Build(dir, false)
-	if err != nil {
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	if b.programs, err = simtest.Build(b.dir, false); err != nil {
 		return err
 	}
-	rows, err := measure(ctx, &bench{programs: programs, dir: dir, args: args}, chosen)
+	rows, err := measure(ctx, b, chosen)
 	if err != nil {
 		return err
 	}

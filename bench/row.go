@@ -74,16 +74,20 @@ func (b bar) holds(value float64) bool {
 }
 
 // median makes a row with the median of several samples.
-func median(name, unit string, b bar, samples []float64) row {
-	return newRow(name, unit, b, samples, middle(samples))
+func median(name, unit string, samples []float64) row {
+	return newRow(name, unit, samples, middle(samples))
 }
 
 // worst makes a row with the highest sample, for a limit that must hold each time.
-func worst(name, unit string, b bar, samples []float64) row {
-	return newRow(name, unit, b, samples, slices.Max(samples))
+func worst(name, unit string, samples []float64) row {
+	return newRow(name, unit, samples, slices.Max(samples))
 }
 
-func newRow(name, unit string, b bar, samples []float64, value float64) row {
+func newRow(name, unit string, samples []float64, value float64) row {
+	b := bar{}
+	if l := limitOf(name); l != nil {
+		b = l.bar
+	}
 	return row{
 		Name:    name,
 		Value:   rounded(value),
@@ -132,7 +136,7 @@ func table(out io.Writer, rows []row) error {
 }
 
 // apart are the beginnings of the names of rows that a command of its own writes.
-var apart = []string{fullScalePrefix, onNomad.prefix, ofUpgrades.prefix, bucketsPrefix, releasePrefix}
+var apart = []string{fullScalePrefix, onNomad.prefix, ofUpgrades.prefix, bucketsPrefix, peersPrefix, releasePrefix}
 
 // writer returns which command writes a row: its index in apart, or -1 for make bench.
 func writer(r row) int {
@@ -151,10 +155,19 @@ func read(file string) (rows []row, err error) {
 	return rows, nil
 }
 
+// readBefore reads the rows that are about to be replaced. No bar may have been loosened since.
+func readBefore(file string) ([]row, error) {
+	rows, err := read(file)
+	if err != nil {
+		return nil, err
+	}
+	return rows, loosened(".", rows)
+}
+
 // write writes the rows as JSON, in place of all rows of the same command if it was measured whole, and else in place
 // of those of the same parts. All other rows stay.
 func write(file string, rows []row, whole bool) error {
-	old, err := read(file)
+	old, err := readBefore(file)
 	if err != nil {
 		return err
 	}
@@ -182,7 +195,7 @@ func part(r row) string {
 
 // writeCounts writes those of the rows that count something, each in the place of the same row.
 func writeCounts(file string, rows []row) error {
-	all, err := read(file)
+	all, err := readBefore(file)
 	if err != nil {
 		return err
 	}

@@ -43,11 +43,6 @@ const (
 	// Each call of the rack takes a random time between these.
 	scaleLatency    = 20 * time.Millisecond
 	scaleLatencyMax = 200 * time.Millisecond
-	// herdCallsPerSecond is more than 64 calls of 110 ms on average: the load of a busy controller. The calls that arrive
-	// in one second vary.
-	herdCallsPerSecond = 700
-	// scaleMiB is the limit for the anonymous memory of a controller at any scale.
-	scaleMiB = 128
 )
 
 // shortScale is the scale measurement of every run: a small rack and a short outage.
@@ -383,16 +378,14 @@ func (s *scaleRun) audit(ctx context.Context) error {
 
 // rows are the results, with a prefix before their names.
 func (s *scaleRun) rows(prefix string) []row {
-	one := func(name, unit string, b bar, value float64) row {
-		return median(prefix+name, unit, b, []float64{value})
+	one := func(name, unit string, value float64) row {
+		return median(prefix+name, unit, []float64{value})
 	}
-	entries := float64(s.size.volumes + s.size.instances)
 	rows := []row{
-		one("cold start/ready", "ms", bar{}, milliseconds(s.ready)),
-		one("list/time", "s", bar{}, s.firstList.Seconds()),
-		one("list/RPCs", "RPCs", bar{}, float64(s.listRPCs)),
-		// A page of the rack has 500 disks. Each RPC reads its last page again, and the last page of all is empty.
-		one("list/calls", "calls", strictly(atMost(entries/500+4*float64(s.listRPCs)+1)), float64(s.listCalls)),
+		one("cold start/ready", "ms", milliseconds(s.ready)),
+		one("list/time", "s", s.firstList.Seconds()),
+		one("list/RPCs", "RPCs", float64(s.listRPCs)),
+		one("list/calls", "calls", float64(s.listCalls)),
 	}
 	for _, p := range s.phases {
 		rows = append(rows, s.phaseRows(p, one)...)
@@ -400,30 +393,30 @@ func (s *scaleRun) rows(prefix string) []row {
 	for _, rpc := range slices.Sorted(maps.Keys(s.usual)) {
 		took := s.usual[rpc]
 		rows = append(rows,
-			one(rpc+"/p50", "ms", bar{}, percentile(took, 50)),
-			one(rpc+"/p99", "ms", bar{}, percentile(took, 99)))
+			one(rpc+"/p50", "ms", percentile(took, 50)),
+			one(rpc+"/p99", "ms", percentile(took, 99)))
 	}
 	for _, p := range s.phases {
-		rows = append(rows, one("anonymous memory/"+p.name, "MiB", strictly(atMost(scaleMiB)), p.peak))
+		rows = append(rows, one("anonymous memory/"+p.name, "MiB", p.peak))
 	}
-	return append(rows, one("anonymous memory/at the end", "MiB", bar{}, s.atRest))
+	return append(rows, one("anonymous memory/at the end", "MiB", s.atRest))
 }
 
-func (s *scaleRun) phaseRows(p phase, one func(name, unit string, b bar, value float64) row) []row {
+func (s *scaleRun) phaseRows(p phase, one func(name, unit string, value float64) row) []row {
 	if p.back.IsZero() {
 		calls, took := s.callsBetween(p.began, p.ended), p.ended.Sub(p.began).Seconds()
 		return []row{
-			one(p.name+"/time", "s", bar{}, took),
-			one(p.name+"/calls per second", "calls/s", bar{}, sum(calls)/took),
-			one(p.name+"/most calls in a second", "calls", bar{}, slices.Max(calls)),
+			one(p.name+"/time", "s", took),
+			one(p.name+"/calls per second", "calls/s", sum(calls)/took),
+			one(p.name+"/most calls in a second", "calls", slices.Max(calls)),
 		}
 	}
 	during, after := s.callsBetween(p.began, p.back), s.callsBetween(p.back, p.ended)
 	return []row{
-		one(p.name+"/calls per second", "calls/s", bar{}, sum(during)/p.back.Sub(p.began).Seconds()),
-		one(p.name+"/most calls in a second of the return", "calls", atMost(herdCallsPerSecond), slices.Max(after)),
-		one(p.name+"/RPCs with repetitions", "RPCs", bar{}, float64(p.rpcs)),
-		one(p.name+"/backlog is done after", "s", bar{}, p.ended.Sub(p.back).Seconds()),
+		one(p.name+"/calls per second", "calls/s", sum(during)/p.back.Sub(p.began).Seconds()),
+		one(p.name+"/most calls in a second of the return", "calls", slices.Max(after)),
+		one(p.name+"/RPCs with repetitions", "RPCs", float64(p.rpcs)),
+		one(p.name+"/backlog is done after", "s", p.ended.Sub(p.back).Seconds()),
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,14 +42,55 @@ func staging(ctx context.Context, b *bench) (_ []row, err error) {
 	if err != nil {
 		return nil, err
 	}
+	comparator, err := b.comparator(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, comparator.stop()) }()
 	for _, fsType := range []string{"ext4", "xfs"} {
 		for _, size := range []int64{1, 1023} {
-			lives, err := s.lives(ctx, fsType, size)
+			lives, err := s.lives(ctx, "staging/", fsType, size, comparator)
 			if err != nil {
 				return nil, err
 			}
 			rows = append(rows, lives...)
 		}
+	}
+	return rows, nil
+}
+
+// peersPrefix begins the names of the rows of [besidePeers].
+const peersPrefix = "peers/"
+
+// besidePeers measures a node's four calls beside those of real drivers, and of the comparator. It needs root.
+func besidePeers(ctx context.Context, b *bench) (rows []row, err error) {
+	s, err := b.newStagingRig()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	others, err := b.realPeers(ctx)
+	if err == nil {
+		var comparator *peer
+		comparator, err = b.comparator(ctx)
+		others = append(others, comparator)
+	}
+	defer func() {
+		for _, other := range others {
+			if other != nil {
+				err = errors.Join(err, other.stop())
+			}
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	for _, fsType := range []string{"ext4", "xfs"} {
+		lives, err := s.lives(ctx, peersPrefix, fsType, 1, others...)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, lives...)
 	}
 	return rows, nil
 }
@@ -153,12 +195,26 @@ func (s *stagingRig) unstage(ctx context.Context, v *stagedVolume) error {
 	return err
 }
 
-// life is stage, publish, unpublish, unstage.
+// life is stage, publish, unpublish, unstage by the plugin.
 func (s *stagingRig) life(ctx context.Context, v *stagedVolume) error {
-	if err := s.stage(ctx, v); err != nil {
-		return err
+	return life(ctx, s.guest, true, v)
+}
+
+// life is stage, publish, unpublish, unstage by a node plugin, or the two in the middle if it has no others.
+func life(ctx context.Context, node csi.NodeClient, stages bool, v *stagedVolume) error {
+	if stages {
+		_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId:          v.id,
+			StagingTargetPath: v.staging,
+			VolumeCapability:  v.capability,
+			VolumeContext:     v.context,
+			PublishContext:    v.publishContext,
+		})
+		if err != nil {
+			return err
+		}
 	}
-	_, err := s.guest.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+	_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId:          v.id,
 		StagingTargetPath: v.staging,
 		TargetPath:        v.target,
@@ -169,13 +225,14 @@ func (s *stagingRig) life(ctx context.Context, v *stagedVolume) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.guest.NodeUnpublishVolume(
+	if _, err := node.NodeUnpublishVolume(
 		ctx,
 		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target},
-	); err != nil {
+	); err != nil || !stages {
 		return err
 	}
-	return s.unstage(ctx, v)
+	_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
 }
 
 func (s *stagingRig) remove(ctx context.Context, v *stagedVolume) error {
@@ -225,16 +282,16 @@ func (s *stagingRig) appearance(ctx context.Context) (_ []row, err error) {
 		return nil, err
 	}
 	return []row{
-		median("staging/appeared-found/p50", "ms", atMost(20), found),
-		percentile99("staging/appeared-found/p99", "ms", atMost(20), found),
-		median("staging/appeared-staged/p50", "ms", bar{}, staged),
-		percentile99("staging/appeared-staged/p99", "ms", bar{}, staged),
+		median("staging/appeared-found/p50", "ms", found),
+		percentile99("staging/appeared-found/p99", "ms", found),
+		median("staging/appeared-staged/p50", "ms", staged),
+		percentile99("staging/appeared-staged/p99", "ms", staged),
 	}, nil
 }
 
-func percentile99(name, unit string, b bar, samples []float64) row {
+func percentile99(name, unit string, samples []float64) row {
 	sorted := slices.Sorted(slices.Values(samples))
-	return newRow(name, unit, b, samples, sorted[(len(sorted)-1)*99/100])
+	return newRow(name, unit, samples, sorted[(len(sorted)-1)*99/100])
 }
 
 // watch sends the time at which a device node besides the boot disk's appears in the guest. Its namespace need not be
@@ -275,43 +332,50 @@ func (s *stagingRig) logged(after int, message, volumeID string) (found logLine,
 	return found, nil
 }
 
-// lives measures the four calls for a blank disk and for a used one, and the shares of scan, mkfs, mount and the rest
-// for the blank one. It measures the same with mount-utils in turn, because the machine's speed changes.
-func (s *stagingRig) lives(ctx context.Context, fsType string, size int64) ([]row, error) {
+// lives measures the four calls for a blank disk and for a used one: the plugin's time and CPU time, and the shares of
+// scan, mkfs, mount and the rest for the blank one. It measures the same with other drivers in turn, because the
+// machine's speed changes. The names of the rows begin with prefix.
+func (s *stagingRig) lives(ctx context.Context, prefix, fsType string, size int64, others ...*peer) ([]row, error) {
 	parts := map[string][]float64{}
+	nodes := append([]*peer{{name: pluginName, NodeClient: s.guest, stages: true}}, others...)
 	for i := range lifeRounds {
-		if err := s.pluginLives(ctx, fmt.Sprintf("plugin-%s-%d-%d", fsType, size, i), fsType, size, parts); err != nil {
-			return nil, err
-		}
-		if err := s.peerLives(ctx, fmt.Sprintf("peer-%s-%d-%d", fsType, size, i), fsType, size, parts); err != nil {
-			return nil, err
+		for _, node := range nodes {
+			name := fmt.Sprintf("%s-%s-%d-%d", node.name, fsType, size, i)
+			if err := s.livesOn(ctx, node, name, fsType, size, parts); err != nil {
+				return nil, fmt.Errorf("%s: %w", node.name, err)
+			}
 		}
 	}
-	bars := map[string]bar{"blank/scan": atMost(5), "blank/rest": atMost(10)}
-	ratios := map[string]bar{"blank": {}, "used": atMost(0.9)}
-	if size == 1 {
-		ratios["blank"] = atMost(1)
-	}
-	name := fmt.Sprintf("staging/%s-%dGiB/", fsType, size)
+	name := fmt.Sprintf("%s%s-%dGiB/", prefix, fsType, size)
 	var rows []row
-	for _, part := range []string{
-		"blank/plugin", "blank/scan", "blank/mkfs", "blank/mount", "blank/rest", "blank/mount-utils", "used/plugin", "used/mount-utils",
-	} {
-		rows = append(rows, median(name+part, "ms", bars[part], parts[part]))
+	for _, part := range slices.Sorted(maps.Keys(parts)) {
+		if strings.HasSuffix(part, "/cpu") { // the kernel counts in steps of 10 ms
+			rows = append(rows, newRow(name+part, "ms", parts[part], mean(parts[part])))
+		} else {
+			rows = append(rows, median(name+part, "ms", parts[part]))
+		}
 	}
-	for _, disk := range []string{"blank", "used"} {
-		ratio := middle(parts[disk+"/plugin"]) / middle(parts[disk+"/mount-utils"])
-		rows = append(rows, newRow(name+disk+"/ratio", "×", ratios[disk], []float64{ratio}, ratio))
+	for _, disk := range []string{"blank/", "used/"} {
+		for _, other := range others {
+			time := middle(parts[disk+pluginName]) / middle(parts[disk+other.name])
+			cpu := mean(parts[disk+pluginName+"/cpu"]) / mean(parts[disk+other.name+"/cpu"])
+			rows = append(rows,
+				median(name+disk+other.name+"/ratio", "×", []float64{time}),
+				median(name+disk+other.name+"/cpu-ratio", "×", []float64{cpu}))
+		}
 	}
 	return rows, nil
 }
 
-// pluginLives measures the plugin with a new volume, first blank, then used.
-func (s *stagingRig) pluginLives(
-	ctx context.Context,
-	name, fsType string,
-	size int64,
-	parts map[string][]float64,
+// pluginName is our own name beside those of other drivers.
+const pluginName = "plugin"
+
+// usedLives is how many lives of a used volume follow the one of the blank volume.
+const usedLives = 3
+
+// livesOn measures one node plugin with a new volume, first blank, then used.
+func (s *stagingRig) livesOn(
+	ctx context.Context, node *peer, name, fsType string, size int64, parts map[string][]float64,
 ) error {
 	v, err := s.newVolume(ctx, name, fsType, size)
 	if err != nil {
@@ -319,53 +383,59 @@ func (s *stagingRig) pluginLives(
 	}
 	if err := s.attachVolume(ctx, v); err != nil {
 		return err
+	}
+	pid := s.guest.PID()
+	if node.cmd != nil {
+		pid = node.cmd.Process.Pid
+		device, err := s.loopDevice()
+		if err != nil {
+			return err
+		}
+		v.publishContext, v.context = map[string]string{devicePath: device}, nil
+	}
+	measure := func(part string) (took time.Duration, err error) {
+		// Some drivers remove the directory that the orchestrator made.
+		if err := os.MkdirAll(v.staging, 0o755); err != nil {
+			return 0, err
+		}
+		before, err1 := cpuTime(pid)
+		took, err2 := timed(func() error { return life(ctx, node, node.stages, v) })
+		after, err3 := cpuTime(pid)
+		parts[part+node.name] = append(parts[part+node.name], milliseconds(took))
+		parts[part+node.name+"/cpu"] = append(parts[part+node.name+"/cpu"], after-before)
+		return took, errors.Join(err1, err2, err3)
 	}
 	seen := len(s.guest.Stderr().String())
-	blank, err1 := timed(func() error { return s.life(ctx, v) })
-	scanned, err2 := s.logged(seen, "making a filesystem on a blank disk", v.id)
-	made, err3 := s.logged(seen, "made a filesystem", v.id)
-	mounted, err4 := s.logged(seen, "mounted", v.id)
-	used, err5 := timed(func() error { return s.life(ctx, v) })
-	if err := errors.Join(err1, err2, err3, err4, err5, s.remove(ctx, v)); err != nil {
+	blank, err := measure("blank/")
+	if err != nil {
 		return err
 	}
-	for part, took := range map[string]time.Duration{
-		"blank/plugin": blank, "used/plugin": used, "blank/scan": scanned.Scan, "blank/mkfs": made.Mkfs,
-		"blank/mount": mounted.Mount, "blank/rest": blank - made.Mkfs - mounted.Mount,
-	} {
-		parts[part] = append(parts[part], milliseconds(took))
+	if node.cmd == nil {
+		scanned, err1 := s.logged(seen, "making a filesystem on a blank disk", v.id)
+		made, err2 := s.logged(seen, "made a filesystem", v.id)
+		mounted, err3 := s.logged(seen, "mounted", v.id)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return err
+		}
+		for part, took := range map[string]time.Duration{
+			"scan": scanned.Scan, "mkfs": made.Mkfs, "mount": mounted.Mount, "rest": blank - made.Mkfs - mounted.Mount,
+		} {
+			parts["blank/"+part] = append(parts["blank/"+part], milliseconds(took))
+		}
 	}
-	return nil
+	for range usedLives {
+		if _, err := measure("used/"); err != nil {
+			return err
+		}
+	}
+	return errors.Join(os.MkdirAll(v.staging, 0o755), s.remove(ctx, v))
 }
 
-// peerLives measures mount-utils with a new volume, first blank, then used.
-func (s *stagingRig) peerLives(
-	ctx context.Context,
-	name, fsType string,
-	size int64,
-	parts map[string][]float64,
-) error {
-	v, err := s.newVolume(ctx, name, fsType, size)
-	if err != nil {
-		return err
+func mean(samples []float64) (mean float64) {
+	for _, sample := range samples {
+		mean += sample / float64(len(samples))
 	}
-	if err := s.attachVolume(ctx, v); err != nil {
-		return err
-	}
-	device, err := s.device()
-	if err != nil {
-		return err
-	}
-	life := func() error { return mountUtilsLife(device, fsType, v.staging, v.target) }
-	blank, err1 := timed(life)
-	used, err2 := timed(life)
-	// The last life has removed the staging folder, which the orchestrator owns with the plugin.
-	if err := errors.Join(err1, err2, os.MkdirAll(v.staging, 0o755), s.remove(ctx, v)); err != nil {
-		return err
-	}
-	parts["blank/mount-utils"] = append(parts["blank/mount-utils"], milliseconds(blank))
-	parts["used/mount-utils"] = append(parts["used/mount-utils"], milliseconds(used))
-	return nil
+	return mean
 }
 
 // timed returns how long do took.

@@ -19,8 +19,8 @@ import (
 // instance, and then reserves its place, which returns the disks that the others have reserved. An attach goes on only
 // if these disks, together with those on the instance, leave room for its own disk. Of all disks that are attached, the
 // last one to be reserved was thus checked against each other one: that one was reserved before and is returned, or its
-// attach had ended before the look. An attach for which only the reserved disks leave no room runs alone instead: those
-// attaches may fail.
+// attach had ended before anybody had joined, thus before the look. So attaches may share a look that is under way. An
+// attach for which only the reserved disks leave no room runs alone instead: those attaches may fail.
 type attaching struct {
 	// alone has a lock for each instance, for attaches that run alone.
 	alone *keylock.Locks
@@ -37,6 +37,8 @@ type attachesTo struct {
 	joined int
 	// reserved are the disks of all attaches since joined was 0, also of those that have ended.
 	reserved []rack.Disk
+	// look is under way, or nil.
+	look *look
 	// changed is closed when alone or joined becomes less.
 	changed chan struct{}
 }
@@ -75,6 +77,31 @@ func (a *attaching) join(ctx context.Context, instanceID string, maxWait time.Du
 		return !to.alone
 	})
 	return sync.OnceFunc(func() { a.change(instanceID, func(to *attachesTo) { to.joined-- }) }), ok
+}
+
+// look is a look at the disks of an instance. The others are valid when done is closed.
+type look struct {
+	done  chan struct{}
+	disks []rack.Disk
+	err   error
+}
+
+// beginLook returns the look at the instance that is under way, or a new one. The caller leads a new one: he looks, and
+// calls endLook. He has joined.
+func (a *attaching) beginLook(instanceID string) (at *look, leads bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	to := a.instances[instanceID]
+	if leads = to.look == nil; leads {
+		to.look = &look{done: make(chan struct{})}
+	}
+	return to.look, leads
+}
+
+func (a *attaching) endLook(instanceID string, at *look, disks []rack.Disk, err error) {
+	a.change(instanceID, func(to *attachesTo) { to.look = nil })
+	at.disks, at.err = disks, err
+	close(at.done)
 }
 
 // reserve adds a disk to those that are being attached to the instance, and returns the others. The caller has joined.

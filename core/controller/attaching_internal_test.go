@@ -18,7 +18,9 @@ type attachingWorld struct {
 	attaching *attaching
 	rc        rackController
 	attached  []rack.Disk
-	refused   int
+	// seen is what the look under way sees.
+	seen    []rack.Disk
+	refused int
 }
 
 // attachStep is the next step of an attach. It returns nil if the attach has ended. It returns false if it has to wait.
@@ -48,14 +50,26 @@ func (w *attachingWorld) publish(t *testing.T, disk rack.Disk, rackRefuses bool)
 		if !ok {
 			return nil, false
 		}
-		seen := slices.Clone(w.attached)
-		return func() (attachStep, bool) {
-			if w.rc.hasRoom(disk, append(w.attaching.reserve("i", disk), seen...)) {
+		at, leads := w.attaching.beginLook("i")
+		reserve := func() (attachStep, bool) {
+			if leads {
+				w.attaching.endLook("i", at, w.seen, nil)
+			}
+			select {
+			case <-at.done:
+			default:
+				return nil, false
+			}
+			if w.rc.hasRoom(disk, append(w.attaching.reserve("i", disk), at.disks...)) {
 				return func() (attachStep, bool) { attach(); leave(); return nil, true }, true
 			}
 			leave()
 			return alone, true
-		}, true
+		}
+		if !leads {
+			return reserve, true
+		}
+		return func() (attachStep, bool) { w.seen = slices.Clone(w.attached); return reserve, true }, true
 	}
 }
 

@@ -26,9 +26,12 @@ const maxIdleConns = 128
 // A connection over which nothing came for the time silence gets a ping, and is closed if nothing came pingTimeout
 // later either. Without pings one silent connection would cut the plugin off, because with HTTP/2 all calls use it. The
 // sum and [lostAnswerWait] together are less than 15 s, the deadline of most RPCs, so one RPC survives.
+//
+// The pings wake an idle process. So a connection that no call has used for the time unused is closed.
 const (
 	silence     = 4 * time.Second
 	pingTimeout = 4 * time.Second
+	unused      = 10 * time.Second
 )
 
 // NewHTTPClient returns the HTTP client for a rack. It has no timeout of its own: every call ends with its context. It
@@ -41,6 +44,7 @@ func newHTTPTransport(roots *x509.CertPool) *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = maxIdleConns
 	transport.MaxIdleConnsPerHost = maxIdleConns
+	transport.IdleConnTimeout = unused
 	// Answers are a few hundred bytes. Compression would save little traffic and cost time on both sides.
 	transport.DisableCompression = true
 	// This limit is for calls without a deadline on a rack that accepts a connection and never answers. A create may

@@ -2752,6 +2752,14 @@ var planted = []bug{
 		test:     "TestPublishAtOnceKeepsTheLimit",
 	},
 	{
+		name:     "controller: another attach's old look counts for the disk itself",
+		file:     "core/controller/publish.go",
+		original: "if at.err != nil || slices.ContainsFunc(at.disks,",
+		planted:  "if at.err != nil || false && slices.ContainsFunc(at.disks,",
+		pkg:      "core/controller",
+		test:     "TestPublishBesideAnOldLook",
+	},
+	{
 		name:     "controller: a place is free again as soon as any attach ends",
 		file:     "core/controller/attaching.go",
 		original: "\tif to.joined == 0 {\n\t\tto.reserved = nil\n",
