@@ -103,7 +103,7 @@ var limits = []limit{
 	{"staging/.*-1GiB/blank/mount-utils/ratio", atMost(1), ""},
 	{"peers/ext4-1GiB/used/hetzner/cpu-ratio", atMost(0.9), ""},
 	{"peers/xfs-1GiB/used/hetzner/cpu-ratio", atMost(1), ""},
-	{"peers/.*/blank/.*/cpu-ratio", atMost(1), ""},
+	{"peers/.*/blank/(hetzner|ebs)/cpu-ratio", atMost(1), ""},
 	{"staging/appeared-found/.*", atMost(20), ""},
 	{"staging/.*/blank/scan", atMost(5), ""},
 	{"staging/.*/blank/rest", atMost(10), ""},

@@ -221,8 +221,8 @@ func (c rackController) checkAndAttach(
 }
 
 // lookBeside lists the disks of an instance to which a disk is about to be attached, together with the other attaches
-// that have joined. A list that was begun by another one may be of a time before this disk's last detach. So if the disk
-// is on it, it does not count.
+// that have joined. A list that another one began may be of a time before this disk's last detach. So if the disk is on
+// it, it does not count.
 func (c rackController) lookBeside(ctx context.Context, disk rack.Disk, instanceID string) ([]rack.Disk, error) {
 	at, leads := c.attaching.beginLook(instanceID)
 	if leads {

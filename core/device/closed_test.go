@@ -104,8 +104,8 @@ func TestIsClosedErrors(t *testing.T) {
 	await.Eventually(t, "the same disk is closed", func() bool { return looksClosed(t, dev) })
 }
 
-// looksClosed returns the answer of IsClosed. A program that another test is just starting has this process's open files
-// until it runs: then the disk is in use. The plugin waits for the programs that it starts, package hostexec.
+// looksClosed returns the answer of IsClosed. A program that another test is just starting has this process's open
+// files until it runs: then the disk is in use. The plugin waits for the programs that it starts, package hostexec.
 func looksClosed(t *testing.T, dev device.Device) bool {
 	t.Helper()
 	closed, err := dev.IsClosed(0)
