@@ -190,7 +190,7 @@ e2e-platform: ## install the chart on the same cluster where kubelet has another
 .PHONY: e2e-buckets
 e2e-buckets: ## test buckets in a real Kubernetes: claim, access, a workload, a gateway that moves; as root
 	@test/deps.sh $(PACKAGES) $(K8S_PACKAGES)
-	test/programs/build.sh cluster sidecars versitygw
+	test/programs/build.sh cluster sidecars helm versitygw
 	go run ./test/all -tags=k8s,buckets -count=1 -timeout=30m -run=TestBuckets ./test/k8s
 
 .PHONY: e2e-nomad

@@ -29,6 +29,7 @@ var kubernetes = []string{
 	"did not have enough free storage",
 	"exceed max volume count",
 	"Multi-Attach error",
+	"Waiting for detach",
 	"no topology key found for node",
 	"Released",
 	"is still attached to node",

@@ -214,6 +214,7 @@ func TestBuckets(t *testing.T) {
 	})
 	c.gone(t, "pod", "client")
 	c.uninstallBuckets(t, overlay)
+	c.uninstallRelease(t, blocks)
 }
 
 // uninstallBuckets tries to delete the namespace under a gateway that runs, which is refused. Without the policy it
@@ -250,6 +251,73 @@ func (c *cluster) uninstallBuckets(t *testing.T, overlay string) {
 		c.kubectl(t, "delete", "-k", "overlay", "--timeout="+waitLimit.String())
 	})
 	c.noStores(t)
+}
+
+// uninstallRelease does with the chart what uninstallBuckets does with the manifests, with a bucket in use.
+func (c *cluster) uninstallRelease(t *testing.T, tutorial []string) {
+	run := pages.Of(t, "../../docs/how-to/uninstall.md")
+	stop, rescue := run[0], run[1]
+	uninstall := func() error { return c.tryHelm("uninstall", "oxide-csi", "--timeout="+waitLimit.String()) }
+	c.release(t, tutorial[0])
+	c.asReader(t, tutorial[2])
+	c.refusesUninstall(t, "helm uninstall", uninstall)
+	c.kubectl(t, "get", "daemonset/oxide-csi-node", "deployment/oxide-csi-controller", "-n", namespace)
+
+	c.kubectl(t, "delete", "validatingadmissionpolicybinding", "oxide-csi-uninstall")
+	began := time.Now()
+	c.timed(t, "helm uninstall with a gateway that runs", func() {
+		await.Within(t, waitLimit, "the release is gone", func() bool { return uninstall() == nil })
+	})
+	c.kubectl(t, "delete", "--wait=false", "namespace", namespace)
+	await.Within(t, waitLimit, "the node plugins are gone", func() bool {
+		return c.get(t, ".items[*].metadata.name", "-n", namespace, "pods", "-l", "app=oxide-csi-node") == ""
+	})
+	t.Logf("measured: when the node plugins are gone, the namespace is %q, with the pod %q",
+		c.get(t, ".status.phase", "namespace", namespace), c.get(t, ".metadata.name", "-n", namespace, "pod", gatewayPod))
+	c.asReader(t, rescue)
+	c.release(t, tutorial[0])
+	t.Logf("measured: from helm uninstall to a new release: %.0f s", time.Since(began).Seconds())
+
+	for line := range strings.Lines(tutorial[4]) {
+		if strings.Contains(line, "bucket") && !strings.Contains(line, "configmap") {
+			c.timed(t, strings.TrimSpace(line), func() { c.asReader(t, line) })
+		}
+	}
+	c.stopped(t, stop)
+	c.timed(t, "helm uninstall after the gateway", func() { must(t, uninstall()) })
+	c.noObjects(t)
+	c.timed(t, "kubectl delete namespace", func() {
+		c.kubectl(t, "delete", "namespace", namespace, "--timeout="+waitLimit.String())
+	})
+	c.noStores(t)
+	for _, kind := range []string{"buckets", "bucketclaims", "bucketaccesses", "bucketclasses", "bucketaccessclasses"} {
+		if left := c.get(t, ".items[*].metadata.name", "-A", kind+".objectstorage.k8s.io"); left != "" {
+			t.Errorf("left of %s: %s", kind, left)
+		}
+	}
+}
+
+// release installs the chart with a store, and with what [bucketsOverlay] adds for the test's cluster.
+func (c *cluster) release(t *testing.T, secrets string) {
+	t.Helper()
+	c.createSecret(t, c.sim.Token)
+	c.asReader(t, secrets)
+	c.apply(t, fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: oxide-buckets-main, namespace: %s}
+spec: {clusterIP: %s, selector: {app: oxide-buckets-main}, ports: [{name: s3, port: 7070, targetPort: s3}]}
+`, namespace, gatewayAddress))
+	c.helm(t, "install", "oxide-csi", "../../deploy/helm/oxide-csi", "--take-ownership", "--values=upgrade.yaml",
+		"--set=buckets.enabled=true", "--set=buckets.stores[0].name=main", "--set=buckets.stores[0].size=1Gi")
+	c.kubectl(t, "-n", namespace, "patch", "deployment", "oxide-cosi", "-p", fmt.Sprintf(
+		`{"spec":{"template":{"spec":{"hostAliases":[{"ip":%q,"hostnames":[%q]}]}}}}`, gatewayAddress, gatewayHost))
+	c.kubectl(t, "-n", namespace, "patch", "statefulset", "oxide-buckets-main", "-p",
+		`{"spec":{"template":{"spec":{"containers":[{"name":"versitygw","env":[{"name":"PATH","value":"/:/usr/bin"}]}]}}}}`)
+	c.kubectl(t, "-n", namespace, "delete", "pod", "-l", "app=oxide-buckets-main") // a set does not replace one that fails
+	c.rolledOut(t)
+	for _, workload := range []string{"statefulset/oxide-buckets-main", "deployment/oxide-cosi"} {
+		c.kubectl(t, "-n", namespace, "rollout", "status", workload, "--timeout="+waitLimit.String())
+	}
 }
 
 // refusesUninstall checks that an uninstallation is refused at once, and that the store still runs.

@@ -221,7 +221,7 @@ func (c *cluster) waitsForPlugin(t *testing.T) {
 	set(true)
 	t.Cleanup(func() { set(false) })
 	// Kubernetes 1.36 drops the field, and has nothing more to show.
-	newer := !strings.Contains(c.kubectl(t, "get", "--raw", "/version"), `"minor": "36"`)
+	newer := !c.is136(t)
 	got := c.get(t, ".spec.preventPodSchedulingIfMissing", "csidriver", rpc.PluginName)
 	if newer != (got == "true") {
 		t.Fatalf("the CSIDriver's preventPodSchedulingIfMissing is %q", got)
@@ -239,6 +239,12 @@ func (c *cluster) waitsForPlugin(t *testing.T) {
 	})
 	c.running(t, "waits")
 	c.gone(t, "pod/waits", "pvc/waits")
+}
+
+// is136 reports whether this is Kubernetes 1.36.
+func (c *cluster) is136(t *testing.T) bool {
+	t.Helper()
+	return strings.Contains(c.kubectl(t, "get", "--raw", "/version"), `"minor": "36"`)
 }
 
 // withoutPlugin takes the plugin off a node until the end of the test.
@@ -521,6 +527,12 @@ func (c *cluster) noPlugin(t *testing.T, nodes ...*node) {
 	if shown := c.documented(t, "how-to/kubernetes.md", "kubectl get csinodes"); shown != "" {
 		t.Errorf("the documented check shows nodes without the plugin: %s", shown)
 	}
+	c.noObjects(t)
+}
+
+// noObjects waits until none of the plugin's objects is left.
+func (c *cluster) noObjects(t *testing.T) {
+	t.Helper()
 	kinds := "deployments,daemonsets,pods,serviceaccounts,roles,rolebindings,configmaps,poddisruptionbudgets,services,csistoragecapacities"
 	await.Within(t, waitLimit, "the plugin's objects are gone", func() bool {
 		names := strings.Fields(c.get(t, ".items[*].metadata.name", "-n", namespace, kinds))

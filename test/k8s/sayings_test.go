@@ -173,7 +173,7 @@ func (c *cluster) sayings() []saying {
 				t.Cleanup(func() { del("pod", "first")(t) })
 			}},
 		{name: "there", objects: claim{name: "shared"}.String() + pod{name: "here", claim: "shared", on: c.a}.String(),
-			said: "Multi-Attach error", want: "AttachedElsewhere", then: func(t *testing.T) {
+			said: "Volume is already used by pod(s) here", want: "AttachedElsewhere", then: func(t *testing.T) {
 				c.running(t, "here")
 				c.apply(t, pod{name: "there", claim: "shared", on: c.b}.String())
 				t.Cleanup(func() { del("pod", "here")(t) })

@@ -33,7 +33,7 @@ func TestSymptomRows(t *testing.T) {
 		quoted string
 		make   func(*testing.T, string)
 	}{
-		{"Multi-Attach error", c.twoNodes},
+		{"Waiting for detach", c.twoNodes},
 		{"[AttachedElsewhere]", c.heldElsewhere},
 		{"never replaces a filesystem [ForeignFilesystem]", c.anotherType},
 		{"[DiskNotBlank]", c.notBlank},
@@ -66,8 +66,11 @@ func TestSymptomRows(t *testing.T) {
 // spareInstance is the instance of a node that a test adds. No node runs on otherInstance.
 const spareInstance, otherInstance = "node-c", "node-d"
 
-// twoNodes needs a volume on two nodes at once.
+// twoNodes needs a volume on two nodes at once. Kubernetes 1.36 says it in other words.
 func (c *cluster) twoNodes(t *testing.T, quoted string) {
+	if c.is136(t) {
+		quoted = "Multi-Attach error"
+	}
 	c.uses(t, "first", c.a)
 	c.running(t, "first")
 	c.apply(t, pod{name: "second", claim: "first", on: c.b}.String())
