@@ -44,7 +44,8 @@ type rules struct {
 var policyRules = map[string]rules{
 	PolicyNode: {node: "read"},
 	PolicyController: {
-		node: "read", plugin: "read", namespace: "*", capabilities: []string{"csi-list-volume", "csi-read-volume"},
+		node: "read", plugin: "read", namespace: "*",
+		capabilities: []string{"csi-list-volume", "csi-read-volume", "read-job"},
 	},
 	PolicyRestartNode:       {node: "write", plugin: "read"},
 	PolicyRestartController: {node: "write", plugin: "read"},
@@ -191,7 +192,7 @@ func (o *Operator) seesClaims(ctx context.Context) error {
 	if hidden := hidesClaims(grants); hidden != "" {
 		return &metadata.Error{
 			Kind: metadata.ErrInvalid,
-			What: fmt.Sprintf("the Nomad token may not read the volumes of namespace %q, so claims may be hidden", hidden),
+			What: fmt.Sprintf("the Nomad token may not read volumes and jobs of namespace %q, so claims may be hidden", hidden),
 			Next: "apply " + controllerPolicyFile + " as its first lines say, and no policy that takes from it",
 		}
 	}

@@ -26,6 +26,8 @@ type claim struct {
 	nodeID string
 	// by names the claim for people.
 	by string
+	// lost says that the claim is gone, and its allocation has not ended.
+	lost bool
 }
 
 // Registered returns the namespaces and IDs of all volumes with this external ID that the token may see.
@@ -44,7 +46,7 @@ func (o *Operator) Registered(ctx context.Context, volumeID string) (names []str
 // it is not known for which node it is. It returns an error if the answer may lack a claim. With ACLs on it needs the
 // policy controller.policy.hcl.
 func (o *Operator) Claimed(ctx context.Context, nodeID string, volumeIDs []string) (map[string]string, error) {
-	all, err := o.claims(ctx, volumeIDs)
+	all, err := o.claims(ctx, nodeID, volumeIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +64,9 @@ func (o *Operator) Claimed(ctx context.Context, nodeID string, volumeIDs []strin
 	return claimed, nil
 }
 
-// claims lists the claims on volumes, by their external IDs. Nomad leaves out of its lists what a token may not read,
-// without an error, so the token's rights are looked at, too.
-func (o *Operator) claims(ctx context.Context, volumeIDs []string) (all []claim, err error) {
+// claims lists the claims on volumes, by their external IDs, and then those that allocations on a node have lost. Nomad
+// leaves out of its lists what a token may not read, without an error, so the token's rights are looked at, too.
+func (o *Operator) claims(ctx context.Context, nodeID string, volumeIDs []string) (all []claim, err error) {
 	if err := o.seesClaims(ctx); err != nil {
 		return nil, err
 	}
@@ -84,7 +86,104 @@ func (o *Operator) claims(ctx context.Context, volumeIDs []string) (all []claim,
 		}
 		all = append(all, of...)
 	}
+	lost, err := read.lost(ctx, nodeID, volumes, volumeIDs)
+	return append(all, lost...), err
+}
+
+// ending selects the allocations that were stopped, may not have ended, and whose job has CSI volumes.
+const ending = `DesiredStatus != "run" and ClientStatus != "complete" and ClientStatus != "failed" and ` +
+	`ClientStatus != "lost" and ` + usesVolumes
+
+// lost adds a claim for each volume that an allocation on a node has without claiming it. A person can deregister a
+// volume by force as soon as its allocations are stopped, although their tasks go on for their shutdown_delay: Nomad
+// v1.11.1, nomad/state/state_store.go, volSafeToForce. If Nomad does not know a volume of the allocation any more, each
+// disk may be it, and if Nomad does not know a disk, it may be any of the allocation's volumes. An allocation counts
+// also if it is not known for which node it is.
+func (r claimReader) lost(
+	ctx context.Context, nodeID string, volumes []volumeStub, volumeIDs []string,
+) (all []claim, err error) {
+	var list []allocationStub
+	query := url.Values{"namespace": {"*"}, "filter": {ending}}
+	op := reading("list the allocations", controllerPolicyFile)
+	exists, err := r.get(ctx, op, "/v1/allocations?"+query.Encode(), &list)
+	if err == nil && !exists {
+		err = errNoIndex
+	}
+	list = slices.DeleteFunc(list, func(a allocationStub) bool { return !a.mayHaveVolumes() })
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	if err := r.readPlugins(ctx); err != nil {
+		return nil, err
+	}
+	for _, a := range list {
+		at, err := r.nodeOfClient(ctx, a.NodeID)
+		if err != nil {
+			return nil, err
+		}
+		if at != "" && !strings.EqualFold(at, nodeID) {
+			continue
+		}
+		unclaimed, err := r.unclaimed(ctx, a.ID)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range unclaimed {
+			by := a.label() + ", which was stopped and has not ended, and has lost its claim on volume " + v.ID +
+				" in namespace " + v.Namespace
+			for _, id := range volumeIDs {
+				is := func(known volumeStub) bool { return strings.EqualFold(known.ExternalID, id) }
+				if is(v) || v.ExternalID == "" || !slices.ContainsFunc(volumes, is) {
+					all = append(all, claim{volumeID: id, nodeID: at, by: by, lost: true})
+				}
+			}
+		}
+	}
 	return all, nil
+}
+
+// unclaimed returns the volumes that an allocation uses without claiming them, unless it has ended meanwhile. One that
+// is not registered has no external ID.
+func (r claimReader) unclaimed(ctx context.Context, id string) (all []volumeStub, err error) {
+	var job volumeJob
+	op := reading(fmt.Sprintf("read allocation %.8s", id), controllerPolicyFile)
+	exists, err := r.get(ctx, op, "/v1/allocation/"+url.PathEscape(id), &job)
+	if err != nil || !exists || !job.mayHaveVolumes() {
+		return nil, err
+	}
+	for _, source := range job.sources() {
+		stub := volumeStub{ID: source, Namespace: job.Namespace}
+		volume, _, err := r.readVolume(ctx, stub, controllerPolicyFile)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(volume.Allocations, func(a allocationStub) bool { return a.ID == job.ID }) {
+			stub.ExternalID = volume.ExternalID
+			all = append(all, stub)
+		}
+	}
+	return all, nil
+}
+
+// readPlugins reads all plugins of this driver.
+func (r claimReader) readPlugins(ctx context.Context) error {
+	stubs, err := r.Operator.plugins(ctx)
+	for _, stub := range stubs {
+		if _, known := r.plugins[stub.ID]; !known && err == nil {
+			r.plugins[stub.ID], err = r.plugin(ctx, stub.ID)
+		}
+	}
+	return err
+}
+
+// nodeOfClient is nodeOf with the plugins that were read.
+func (r claimReader) nodeOfClient(ctx context.Context, clientID string) (nodeID string, err error) {
+	for _, plugin := range r.plugins {
+		if nodeID, err = r.nodeOf(ctx, plugin, clientID); nodeID != "" || err != nil {
+			break
+		}
+	}
+	return nodeID, err
 }
 
 // claimReader reads the claims on volumes. plugins are the plugins that were read.
@@ -118,10 +217,10 @@ func (r claimReader) of(ctx context.Context, stub volumeStub) (all []claim, err 
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, claim{stub.ExternalID, plugin, nodeID, a.label() + ", " + label})
+		all = append(all, claim{stub.ExternalID, plugin, nodeID, a.label() + ", " + label, false})
 	}
 	if len(volume.Allocations) < stub.CurrentReaders+stub.CurrentWriters {
-		all = append(all, claim{stub.ExternalID, plugin, "", "an allocation that Nomad has deleted, " + label})
+		all = append(all, claim{stub.ExternalID, plugin, "", "an allocation that Nomad has deleted, " + label, false})
 	}
 	return all, nil
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -41,11 +42,16 @@ func lostClient(instance string) answers {
 // may lack a claim is an error.
 func TestClaimed(t *testing.T) {
 	const here, text = "instance-b", "allocation 5a7d9b11 (web), volume %s in namespace shop"
-	both := []string{"csi-list-volume", "csi-read-volume"}
+	all := []string{"csi-list-volume", "csi-read-volume", "read-job"}
+	data := claimedBy()
+	data["ExternalID"] = idA
+	unclaimed := answers{"/v1/volumes": []object{volumeOf("data", 0)}, "/v1/volume/csi/data": data}
+	both := []string{idB, idA}
 	for name, test := range map[string]struct {
 		change answers
 		node   string
 		want   string
+		lost   []string
 		err    bool
 	}{
 		"claimed here":                       {want: "data"},
@@ -79,18 +85,41 @@ func TestClaimed(t *testing.T) {
 		"the plugin fails":                      {change: answers{"/v1/plugin/csi/oxide": refusal(403)}, err: true},
 		"the client fails":                      {change: answers{"/v1/volume/csi/data": claimedBy(nodeA), "/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: refusal(500)}, err: true},
 		"management token":                      {change: answers{"/v1/acl/token/self": object{"Type": "management"}}, want: "data"},
-		"identity of the job":                   {change: identityWith(namespaceRule("*", both...)), want: "data"},
-		"identity with more rights":             {change: identityWith(namespaceRule("*", both...), object{"Name": "shop", "Policy": "write"}), want: "data"},
+		"identity of the job":                   {change: identityWith(namespaceRule("*", all...)), want: "data"},
+		"identity with more rights":             {change: identityWith(namespaceRule("*", all...), object{"Name": "shop", "Policy": "write"}), want: "data"},
 		"identity without a policy":             {change: identityWith(), err: true},
 		"identity that may only list":           {change: identityWith(namespaceRule("*", "csi-list-volume")), err: true},
-		"identity of one namespace":             {change: identityWith(namespaceRule("shop", both...)), err: true},
-		"identity that another rule takes from": {change: identityWith(namespaceRule("*", both...), namespaceRule("secret", "deny")), err: true},
-		"identity whose closest rule has less":  {change: identityWith(namespaceRule("*", both...), namespaceRule("team-*", "submit-job")), err: true},
-		"identity whose policies are not known": {change: identityWith(namespaceRule("*", both...)).and(answers{"/v1/acl/policies": refusal(500)}), err: true},
+		"identity of one namespace":             {change: identityWith(namespaceRule("shop", all...)), err: true},
+		"identity that may not read jobs":       {change: identityWith(namespaceRule("*", all[:2]...)), err: true},
+		"identity that another rule takes from": {change: identityWith(namespaceRule("*", all...), namespaceRule("secret", "deny")), err: true},
+		"identity whose closest rule has less":  {change: identityWith(namespaceRule("*", all...), namespaceRule("team-*", "submit-job")), err: true},
+		"identity whose policies are not known": {change: identityWith(namespaceRule("*", all...)).and(answers{"/v1/acl/policies": refusal(500)}), err: true},
+
+		// Nomad does not know idB.
+		"one that ends here has no claim":              {change: unclaimed.and(ends(nodeB, "data")), lost: both},
+		"one that ends on another node has no claim":   {change: unclaimed.and(ends(nodeA, "data"))},
+		"one that ends on an unknown client":           {change: unclaimed.and(ends("gone", "data")), lost: both},
+		"one that ends on a lost client":               {change: unclaimed.and(ends(nodeA, "data")).and(lostClient(here)), lost: both},
+		"one that ends on a lost client elsewhere":     {change: unclaimed.and(ends(nodeA, "data")).and(lostClient("instance-c"))},
+		"one that ends without a plugin":               {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/plugins": []object{}}), lost: both},
+		"one that ends has a claim":                    {change: ends(nodeB, "data").and(answers{"/v1/volume/csi/data": claimOf(allocEnds)}), want: "data"},
+		"one that ends has lost one of its claims":     {change: unclaimed.and(ends(nodeB, "data", "more")).and(answers{"/v1/volume/csi/more": claimOf(allocEnds)}), lost: both},
+		"one that ends has lost that of another disk":  {change: unclaimed.and(ends(nodeB, "more")).and(answers{"/v1/volume/csi/more": object{"ID": "more", "ExternalID": "other"}}), lost: both[:1]},
+		"the volume of one that ends is unknown":       {change: unclaimed.and(ends(nodeB, "gone")), lost: both},
+		"one that ends has no CSI volume":              {change: unclaimed.and(ends(nodeB))},
+		"one that ends never started":                  {change: unclaimed.and(ends(nodeB, "data").with("ClientStatus", "pending"))},
+		"one that ends has a task that delays its end": {change: unclaimed.and(ends(nodeB, "data").with("ClientStatus", "pending").with("TaskStates", object{"web": object{"StartedAt": time.Now()}})), lost: both},
+		"one that ends has ended since":                {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/allocation/" + allocEnds: object{"ID": allocEnds, "DesiredStatus": "stop", "ClientStatus": "complete"}})},
+		"one that ends is gone since":                  {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/allocation/" + allocEnds: nil})},
+		"one that ends fails":                          {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/allocation/" + allocEnds: refusal(500)}), err: true},
+		"its volume fails":                             {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/volume/csi/data": refusal(500)}), err: true},
+		"its client fails":                             {change: unclaimed.and(ends(nodeA, "data")).and(answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: refusal(500)}), err: true},
+		"the plugins fail while one ends":              {change: unclaimed.and(ends(nodeB, "data")).and(answers{"/v1/plugins": refusal(500)}), err: true},
+		"the allocations that end are not listed":      {change: answers{"/v1/allocations": refusal(403)}, err: true},
+		"they are no list of Nomad's":                  {change: answers{"/v1/allocations": nil}, err: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			all := moved()
-			maps.Copy(all, test.change)
+			all := moved().and(test.change)
 			maps.DeleteFunc(all, func(_ string, answer any) bool { return answer == nil })
 			options, _ := serveNomad(t, all)
 			node := test.node
@@ -101,12 +130,20 @@ func TestClaimed(t *testing.T) {
 			if test.want != "" {
 				want[idA] = fmt.Sprintf(text, test.want)
 			}
+			for _, id := range test.lost {
+				want[id] = "allocation 5a7d9b11 (web), which was stopped and has not ended"
+			}
 			got, err := nomad.NewOperator(options).Claimed(t.Context(), node, []string{idB, idA})
 			if test.err {
 				if err == nil {
 					t.Errorf("got %v without an error", got)
 				}
 				return
+			}
+			for id, by := range got {
+				if said, _, lost := strings.Cut(by, ", and has lost its claim on volume "); lost {
+					got[id] = said
+				}
 			}
 			if diff := cmp.Diff(want, got); diff != "" || err != nil {
 				t.Errorf("(-want +got): %s%v", diff, err)
@@ -120,6 +157,34 @@ func (a answers) and(more answers) answers {
 	all := maps.Clone(a)
 	maps.Copy(all, more)
 	return all
+}
+
+const allocEnds = "5a7d9b11-0000-4000-8000-00000000e4d5"
+
+// ends has an allocation that was stopped and still runs on a client, and whose group uses these volumes.
+func ends(client string, sources ...string) answers {
+	volumes := object{}
+	for _, source := range sources {
+		volumes[source] = object{"Type": "csi", "Source": source}
+	}
+	it := object{
+		"ID": allocEnds, "Name": "web", "Namespace": "shop", "NodeID": client, "TaskGroup": "web", "ClientStatus": "running",
+		"DesiredStatus": "stop", "Job": object{"TaskGroups": []object{{"Name": "web", "Volumes": volumes}}},
+	}
+	return answers{"/v1/allocations": []object{it}, "/v1/allocation/" + allocEnds: it}
+}
+
+// with changes the allocation that ends.
+func (a answers) with(key string, value any) answers {
+	a.at("/v1/allocation/" + allocEnds)[key] = value
+	return a
+}
+
+// claimOf is a volume with a claim of an allocation on the client nodeB.
+func claimOf(allocation string) object {
+	v := claimedBy(nodeB)
+	v["Allocations"].([]object)[0]["ID"] = allocation
+	return v
 }
 
 // An allocation that Nomad has deleted still counts in the list, and its client is not known.
@@ -150,7 +215,7 @@ func TestOneQuestionForAllVolumes(t *testing.T) {
 	if err != nil || len(got) != 5 {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if len(*calls) != 1+1+5+1 { // the token, the list, the volumes with claims, their plugin
+	if len(*calls) != 1+1+5+1+1 { // the token, the list, the volumes with claims, their plugin, allocations that end
 		t.Errorf("calls %v", *calls)
 	}
 }

@@ -21,21 +21,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
 
-// twoNamespaces is a Nomad in which a disk has a volume "data" in the namespaces blue and red. A client is on the
-// rack's instance node-a.
+// twoNamespaces is a Nomad in which a disk has a volume "data" in the namespaces blue and red. The client nodeA is on
+// the rack's instance node-a, and nodeB on node-b.
 type twoNamespaces struct {
 	options client.Options
 	mu      sync.Mutex
-	// claimed has the namespaces whose volume has a claim from the client.
-	claimed map[string]bool
+	// claimed has the client with a claim on the volume of a namespace.
+	claimed map[string]string
+	// ending is what Nomad has of allocations that end.
+	ending answers
 	// lists counts the lists of volumes.
 	lists int
-	// volumeID and instance are set before the first question.
-	volumeID, instance string
+	// volumeID and the instances are set before the first question.
+	volumeID, instance, other string
 }
 
 func newTwoNamespaces(t *testing.T) *twoNamespaces {
-	n := &twoNamespaces{claimed: map[string]bool{}}
+	n := &twoNamespaces{claimed: map[string]string{}}
 	server := httptest.NewServer(n.handler(t))
 	t.Cleanup(server.Close)
 	n.options = client.Options{Address: server.URL, Token: token}
@@ -62,8 +64,8 @@ func (n *twoNamespaces) answers() answers {
 	all, volumes := moved(), []object{}
 	for _, namespace := range []string{"blue", "red"} {
 		claims := []string{}
-		if n.claimed[namespace] {
-			claims = append(claims, nodeA)
+		if client := n.claimed[namespace]; client != "" {
+			claims = append(claims, client)
 		}
 		volumes = append(volumes, object{
 			"ID": "data", "Namespace": namespace, "ExternalID": n.volumeID, "CurrentWriters": len(claims),
@@ -71,8 +73,11 @@ func (n *twoNamespaces) answers() answers {
 		all[namespace] = claimedBy(claims...)
 	}
 	maps.Copy(all, answers{"/v1/volumes": volumes, "/v1/plugin/csi/oxide": object{
-		"ID": "oxide", "Nodes": object{nodeA: object{"NodeInfo": object{"ID": n.instance}}},
+		"ID": "oxide", "Nodes": object{
+			nodeA: object{"NodeInfo": object{"ID": n.instance}}, nodeB: object{"NodeInfo": object{"ID": n.other}},
+		},
 	}})
+	maps.Copy(all, n.ending)
 	return all
 }
 
@@ -105,13 +110,13 @@ func TestSecondNamespaceTakesNoDisk(t *testing.T) {
 		o.DetachGrace, o.Orchestrator = 200*time.Millisecond, nomad.NewOperator(n.options)
 	})
 	node, id := r.Node(t, "node-a"), r.Create(t, "data")
-	n.set(func() { n.volumeID, n.instance, n.claimed["blue"] = id, node, true })
+	n.set(func() { n.volumeID, n.instance, n.claimed["blue"] = id, node, nodeA })
 	coretest.Must(t, r.Publish(t, id, node))
 
-	n.set(func() { n.claimed["red"] = true })
+	n.set(func() { n.claimed["red"] = nodeA })
 	coretest.Must(t, r.Publish(t, id, node))
 	coretest.Must(t, r.Unpublish(t, id, node))
-	n.set(func() { n.claimed["red"] = false })
+	n.set(func() { n.claimed["red"] = "" })
 	n.asked(t)
 	await.Eventually(t, "the request of the second job is dropped", func() bool {
 		got, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -123,6 +128,37 @@ func TestSecondNamespaceTakesNoDisk(t *testing.T) {
 	}
 
 	coretest.Must(t, r.Unpublish(t, id, node))
-	n.set(func() { n.claimed["blue"] = false })
+	n.set(func() { n.claimed["blue"] = "" })
 	await.Eventually(t, "the disk is detached", func() bool { return r.Holder(t, id) == "" })
+}
+
+// A job was stopped, and its task goes on. A person deregisters its volume by force, and a job on another client claims
+// it. The real controller asks a simulated Nomad, and that job gets the disk when the task has ended: whether Nomad has
+// requested the detach before, or requests none.
+func TestTaskThatGoesOnKeepsItsDisk(t *testing.T) {
+	for _, requested := range []bool{false, true} {
+		n := newTwoNamespaces(t)
+		r := coretest.New(t, func(o *coretest.Options) {
+			o.DetachGrace, o.Orchestrator = 200*time.Millisecond, nomad.NewOperator(n.options)
+		})
+		node, other, id := r.Node(t, "node-a"), r.Node(t, "node-b"), r.Create(t, "data")
+		n.set(func() { n.volumeID, n.instance, n.other, n.claimed["blue"] = id, node, other, nodeA })
+		coretest.Must(t, r.Publish(t, id, node))
+
+		n.set(func() { n.claimed["blue"], n.claimed["red"], n.ending = "", nodeB, ends(nodeA, "data") })
+		if requested {
+			coretest.Must(t, r.Unpublish(t, id, node))
+		}
+		for range 10 {
+			if err := r.Publish(t, id, other); err == nil {
+				t.Fatal("published on the other client")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := r.Holder(t, id); got != node {
+			t.Fatalf("the disk of the task that goes on is on %q", got)
+		}
+		n.set(func() { n.ending = nil })
+		await.Within(t, time.Minute, "the other client has the disk", func() bool { return r.Publish(t, id, other) == nil })
+	}
 }

@@ -248,8 +248,8 @@ func (e *examination) readVolumes(ctx context.Context, volumes []volumeStub) ([]
 const (
 	lookedUnclaimed = "workloads without a claim"
 	// mayRun selects the allocations that may run and whose job has CSI volumes.
-	mayRun = `(ClientStatus == "running" or ClientStatus == "pending") and ` +
-		`(any Job.TaskGroups as g { any g.Volumes as _, v { v.Type == "csi" } })`
+	mayRun      = `(ClientStatus == "running" or ClientStatus == "pending") and ` + usesVolumes
+	usesVolumes = `(any Job.TaskGroups as g { any g.Volumes as _, v { v.Type == "csi" } })`
 )
 
 // unclaimed looks which of the volumes are used by allocations that claim nothing.

@@ -7,6 +7,8 @@ package nomad
 import (
 	"context"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 )
 
 // Moved reports two things at once: the volume has claims in Nomad, all of them from the client whose node plugin has
@@ -14,12 +16,16 @@ import (
 // to publish the volume: Nomad v1.11.1, nomad/csi_endpoint.go. If it recorded the claim only later, Moved would return
 // false. With ACLs on it needs the policy controller.policy.hcl.
 func (o *Operator) Moved(ctx context.Context, volumeID, fromNode, toNode string) (bool, error) {
-	all, err := o.claims(ctx, []string{volumeID})
+	all, err := o.claims(ctx, fromNode, []string{volumeID})
 	if err != nil || len(all) == 0 {
 		return false, err
 	}
 	for _, c := range all {
-		if !strings.EqualFold(c.nodeID, toNode) {
+		switch {
+		case strings.EqualFold(c.nodeID, toNode):
+		case c.lost:
+			return false, metadata.NotReady(c.by, nil, "wait until it has ended")
+		default:
 			return false, nil
 		}
 	}

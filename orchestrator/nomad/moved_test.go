@@ -22,7 +22,9 @@ func moved() answers {
 		"/v1/plugin/csi/oxide": object{"ID": "oxide", "Nodes": object{
 			nodeA: object{"NodeInfo": object{"ID": "instance-a"}}, nodeB: object{"NodeInfo": object{"ID": "instance-b"}},
 		}},
-		"/v1/nodes": []object{{"ID": nodeA}, {"ID": nodeB}},
+		"/v1/nodes":       []object{{"ID": nodeA}, {"ID": nodeB}},
+		"/v1/plugins":     []object{{"ID": "oxide", "Provider": "csi.oxide.computer"}},
+		"/v1/allocations": []object{},
 	}
 }
 
@@ -82,10 +84,13 @@ func TestMoved(t *testing.T) {
 		}},
 		"the token may not see all": {change: identityWith(namespaceRule("default", "csi-list-volume", "csi-read-volume")),
 			err: true},
-		"the list fails":   {change: answers{"/v1/volumes": refusal(500)}, err: true},
-		"the volume fails": {change: answers{"/v1/volume/csi/data": refusal(403)}, err: true},
-		"the plugin fails": {change: answers{"/v1/plugin/csi/oxide": refusal(403)}, err: true},
-		"the clients fail": {change: answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/nodes": refusal(403)}, err: true},
+		"an allocation there has lost its claim":  {change: ends(nodeA, "gone"), err: true},
+		"an allocation here has lost its claim":   {change: ends(nodeB, "gone"), moved: true},
+		"the allocations that end are not listed": {change: answers{"/v1/allocations": refusal(403)}, err: true},
+		"the list fails":                          {change: answers{"/v1/volumes": refusal(500)}, err: true},
+		"the volume fails":                        {change: answers{"/v1/volume/csi/data": refusal(403)}, err: true},
+		"the plugin fails":                        {change: answers{"/v1/plugin/csi/oxide": refusal(403)}, err: true},
+		"the clients fail":                        {change: answers{"/v1/plugin/csi/oxide": onlyB(), "/v1/nodes": refusal(403)}, err: true},
 		"the client fails": {change: answers{
 			"/v1/plugin/csi/oxide": onlyB(), "/v1/node/" + nodeA: refusal(500),
 		}, err: true},

@@ -70,9 +70,15 @@ func (a allocationStub) ends() bool {
 // runs reports whether the allocation uses its volumes. Nomad calls one that was stopped "pending" again while its
 // tasks run on for their shutdown_delay: Nomad v1.11.1, client/allocrunner/taskrunner/task_runner.go, handleKill.
 func (a allocationStub) runs() bool {
+	return a.ClientStatus == "running" || a.ClientStatus == "pending" && a.mayHaveVolumes()
+}
+
+// mayHaveVolumes reports whether an allocation that was stopped may still have its volumes mounted. One that is pending
+// has them if a task of it was started.
+func (a allocationStub) mayHaveVolumes() bool {
 	started := func(t taskState) bool { return !t.StartedAt.IsZero() }
-	return a.ClientStatus == "running" ||
-		a.ends() && a.ClientStatus == "pending" && slices.ContainsFunc(slices.Collect(maps.Values(a.TaskStates)), started)
+	return a.ends() && (a.ClientStatus != "pending" ||
+		slices.ContainsFunc(slices.Collect(maps.Values(a.TaskStates)), started))
 }
 
 // state is the allocation's status for people.

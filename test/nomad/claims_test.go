@@ -54,11 +54,7 @@ func TestTwoNamespaces(t *testing.T) {
 
 	c.part("a job of the other namespace is refused", func(t *testing.T) { c.second(t, "node-a") })
 	c.part("nothing is taken from the job that runs", func(t *testing.T) {
-		await.Within(t, waitLimit, "the controller's log names the claim", func() bool {
-			log, _, err := c.installer().try("alloc", "logs", "-stderr", "-job", "oxide-csi-controller")
-			return err == nil && strings.Contains(log, "a workload on the instance has claimed the volume") &&
-				strings.Contains(log, first[:8])
-		})
+		c.logs(t, "a workload on the instance has claimed the volume", first[:8])
 		await.Within(t, waitLimit, "the request is dropped", func() bool {
 			_, open := c.deferred(t)
 			return open == 0
@@ -276,13 +272,14 @@ func TestClaimsThatStay(t *testing.T) {
 	c.install(t)
 	operator := c.operator(t)
 	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
+	c.part("a volume was deregistered below a task that goes on", func(t *testing.T) { c.deregistered(t, operator) })
+	operator.run(t, "volume", "create", "volumes/create.volume.hcl")
 	// A rack that is only preferred, and that nobody serves, keeps nothing from being made.
 	operator.run(t, "volume", "create", c.filled(t, "volumes/create.volume.hcl", `"data"`, `"sweep"`,
 		"required {", "preferred {", `/rack" = "default"`, `/rack" = "elsewhere"`))
 	c.part("a periodic job keeps the last slot", func(t *testing.T) { c.periodic(t, operator) })
 	c.part("a snapshot brings a claim back", func(t *testing.T) { c.claimFromSnapshot(t, operator) })
 	operator.run(t, "volume", "delete", "sweep")
-	c.stop(t, operator, "data")
 	operator.run(t, "volume", "delete", "data")
 	c.nothingLeft(t)
 }
@@ -336,6 +333,35 @@ func (c *cluster) periodic(t *testing.T, operator cli) {
 	}
 }
 
+// deregistered stops the example, whose task goes on for its shutdown_delay, and registers the volume again. The claim
+// is gone then. A job on the other client gets the disk only when that task has ended.
+func (c *cluster) deregistered(t *testing.T, operator cli) {
+	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=node-a"}
+	operator.run(t, "job", "run", "-detach", c.filled(t, "example.nomad.hcl", `kill_timeout = "1s"`,
+		"kill_timeout = \"1s\"\n      shutdown_delay = \"1h\""))
+	delays := c.placed("node-a")
+	c.lines(t, operator, delays, delays)
+	operator.run(t, "job", "stop", "-detach", "example")
+	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	c.registerAgain(t, operator)
+
+	operator.variables = []string{"NOMAD_VAR_volume=data", "NOMAD_VAR_client=node-b"}
+	operator.run(t, "job", "run", "-detach", "example.nomad.hcl")
+	c.logs(t, delays[:8], "has lost its claim on volume data")
+	c.says(t, "AttachedElsewhere: ", "explain", "data")
+	time.Sleep(25 * time.Second) // two grace periods
+	if at := c.holder(t, volume.ExternalID); at != "node-a" {
+		t.Fatalf("below a task that goes on, the disk went to %q", at)
+	}
+	must(t, c.writes(delays))
+	c.as(c.management).run(t, "alloc", "signal", "-s=SIGKILL", delays)
+	next := c.placed("node-b")
+	c.lines(t, operator, next, delays, "the test", next)
+	c.stop(t, operator, "data")
+	operator.run(t, "volume", "delete", "data")
+}
+
 // claimFromSnapshot restores a snapshot of Nomad's state in which the example has its claim, although it has ended
 // since. The next allocation waits until the volume is registered again.
 func (c *cluster) claimFromSnapshot(t *testing.T, operator cli) {
@@ -363,4 +389,24 @@ func (c *cluster) claimFromSnapshot(t *testing.T, operator cli) {
 	c.registerAgain(t, operator)
 	next := c.placed("node-a")
 	c.lines(t, operator, next, old, next)
+
+	// For Nomad the old allocation still runs, and it has lost its claim. So the disk stays, until a person detaches it.
+	volume, _, err := c.admin.CSIVolumes().Info("data", nil)
+	must(t, err)
+	c.stopped(t, operator)
+	c.logs(t, old[:8], "has lost its claim on volume data")
+	if at := c.holder(t, volume.ExternalID); at != "node-a" {
+		t.Errorf("the disk is on %q", at)
+	}
+	c.detach(t, volume.ExternalID, "node-a")
+	c.released(t, "data")
+}
+
+// logs waits until the controller's log has these texts.
+func (c *cluster) logs(t *testing.T, texts ...string) {
+	t.Helper()
+	await.Within(t, waitLimit, fmt.Sprintf("the controller's log has %q", texts), func() bool {
+		log, _, err := c.installer().try("alloc", "logs", "-stderr", "-job", "oxide-csi-controller")
+		return err == nil && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(log, text) })
+	})
 }

@@ -168,6 +168,13 @@ func (c *cluster) releasedWithoutUnpublish(t *testing.T, operator cli, client st
 	return time.Now()
 }
 
+// detach detaches a disk by hand, as docs/how-to/troubleshooting-nomad.md says.
+func (c *cluster) detach(t *testing.T, volumeID, from string) {
+	t.Helper()
+	c.installer().run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin,
+		"volume", "detach", volumeID, "--node="+from, "--unmounted")
+}
+
 // waitsInSilence checks that Nomad does not show why an allocation waits for its volume, as
 // docs/how-to/troubleshooting-nomad.md says: the allocation is pending, its only event is that the client received it,
 // and no status has the plugin's reason.
@@ -233,15 +240,11 @@ func (c *cluster) stuck(t *testing.T, operator cli) {
 	if !strings.Contains(said, volume.ExternalID) || !strings.Contains(said, "node-b") {
 		t.Errorf("volume list: %s", said)
 	}
-	detach := func(from string) {
-		root.run(t, "alloc", "exec", "-job", "oxide-csi-controller", programs.Plugin,
-			"volume", "detach", volume.ExternalID, "--node="+from, "--unmounted")
-	}
-	detach("node-b")
+	c.detach(t, volume.ExternalID, "node-b")
 	c.placed("node-a")
 	c.stopped(t, operator)
 	// The controller may not read the claims, so it detaches nothing by itself.
-	detach("node-a")
+	c.detach(t, volume.ExternalID, "node-a")
 	await.Within(t, waitLimit, "the volume can be deleted", func() bool {
 		_, _, err := operator.try("volume", "delete", "data")
 		return err == nil
