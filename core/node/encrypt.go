@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
@@ -289,6 +290,10 @@ func (n *Service) mendHeader(ctx context.Context, volume *staging) error {
 	}
 	if wrong != "" {
 		n.mendedHeaders.Add(1)
+		n.mended.Store(volume.id, condition(csi.VolumeHealthErrorType_DEGRADED, reasonHeaderMended,
+			"at %s the LUKS header of disk %s was mended from its other copy: %s: "+
+				"look for the cause in the logs of the node and the rack, and restore what else is damaged",
+			time.Now().UTC().Format(time.RFC3339), volume.dev, wrong))
 		n.log.Warn("mended the header of an encrypted disk: look for the cause in the logs of the node and the rack",
 			"volume_id", volume.id.String(), "device", volume.dev.String(), "reason", wrong)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -320,8 +321,8 @@ func TestNodeInterruptedLuksFormat(t *testing.T) {
 	}
 }
 
-// A stage mends a damaged copy of the header, and says so once. It changes nothing if both copies are
-// damaged.
+// A stage mends a damaged copy of the header. It says so once in the log, and in the volume's health until the unstage.
+// It changes nothing if both copies are damaged.
 func TestNodeMendsHeader(t *testing.T) {
 	const first, second = 4200, 16<<10 + 4200
 	mended := func(r *nodeRig) int {
@@ -347,6 +348,14 @@ func TestNodeMendsHeader(t *testing.T) {
 			if whole == damaged || r.digest(v) != whole {
 				t.Error("the header was not mended, or the next stage changed the disk")
 			}
+			health := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id}
+			if diff := cmp.Diff([]string{"DEGRADED HeaderMended"}, r.health(health)); diff != "" {
+				t.Errorf("health (-want +got):\n%s", diff)
+			}
+			coretest.Must(t, r.unstage(v))
+			if left := r.health(health); left != nil {
+				t.Errorf("health after the unstage: %v", left)
+			}
 			r.poke(v, places[1], "\xff\xff")
 			r.checkPassphrase(v, "secret")
 		})
@@ -358,7 +367,7 @@ func TestNodeMendsHeader(t *testing.T) {
 	r.poke(v, second, "\xff\xff")
 	before := r.digest(v)
 	coretest.WantCode(t, r.stage(v, filesystemVolume("ext4", writer)), codes.FailedPrecondition, "header cannot be read")
-	if r.digest(v) != before || mended(r) != 0 {
+	if r.digest(v) != before || mended(r) != 0 || r.health(&csi.NodeGetVolumeHealthRequest{VolumeId: v.id}) != nil {
 		t.Error("the disk was changed")
 	}
 }

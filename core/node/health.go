@@ -29,7 +29,8 @@ import (
 //     staged because its disk was missing, unreadable, or not distinguishable from another disk.
 //   - DEGRADED: the volume can be read but not written, because the filesystem has become read-only after an error.
 //     Errors that ext4 has recorded and that are no damage, such as a timeout of the disk, count too. So does a
-//     filesystem that could not be grown to the size of its disk, although it can be written.
+//     filesystem that could not be grown to the size of its disk, although it can be written, and a LUKS header that
+//     was mended: what damaged it may have damaged more.
 //   - DATA_LOSS: the filesystem reports damage. ext4 records damage in its superblock until the next e2fsck. btrfs
 //     counts blocks with a wrong checksum. All filesystems return EUCLEAN or EBADMSG for invalid structures. ext4 and
 //     xfs do not detect damage to the content of files, because they keep no checksums of it.
@@ -50,6 +51,7 @@ const (
 	reasonFilesystemCorrupted   = "FilesystemCorrupted"
 	reasonFilesystemNotMounting = "FilesystemNotMounting"
 	reasonFilesystemSmall       = "FilesystemSmall"
+	reasonHeaderMended          = "HeaderMended"
 )
 
 // NodeGetVolumeHealth returns what is wrong with the volume's mounts on this node or, if it has none, why it could
@@ -95,6 +97,9 @@ func (n *Service) NodeGetVolumeHealth(
 			reasonFilesystemSmall,
 			"the filesystem could not be grown to the size of its disk and has its old size: the log of this node's plugin has the reason",
 		))
+	}
+	if mended, ok := n.mended.Load(id); ok {
+		conditions = append(conditions, mended.(*csi.VolumeHealth_VolumeHealthEntry))
 	}
 	if condition := n.failures.recent(id); condition != nil && len(mounts) == 0 {
 		conditions = append(conditions, condition)

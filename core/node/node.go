@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,8 +52,10 @@ type Service struct {
 	disks    device.ChildReader
 	probes   probes
 	failures failures
-	// mendedHeaders counts the calls of mendHeader that changed a disk.
+	// mendedHeaders counts the calls of mendHeader that changed a disk. mended has what it has mended of each volume since
+	// that was last unstaged: a condition of its health.
 	mendedHeaders atomic.Int64
+	mended        sync.Map
 }
 
 // Options are the parts and settings of the Node service. All are required, except Rack, ReserveDisks, LUKSMemoryBytes,

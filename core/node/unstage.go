@@ -58,6 +58,7 @@ func (n *Service) NodeUnstageVolume(
 		return nil, err
 	}
 	n.failures.record(id, nil)
+	n.mended.Delete(id)
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 

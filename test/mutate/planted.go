@@ -3712,6 +3712,14 @@ var planted = []bug{
 		test:     "TestNodeMendsHeader",
 	},
 	{
+		name:     "luks: a mended header is not in the volume's health",
+		file:     "core/node/health.go",
+		original: "if mended, ok := n.mended.Load(id); ok {",
+		planted:  "if mended, ok := n.mended.Load(id); false && ok {",
+		pkg:      "core/node",
+		test:     "TestNodeMendsHeader",
+	},
+	{
 		name:     "luks: the older copy of a header wins",
 		file:     "core/device/lukscopies.go",
 		original: "if luksEpoch(c.copies[1]) > luksEpoch(c.copies[0]) {",
