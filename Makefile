@@ -139,6 +139,11 @@ test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU gue
 test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root directory of its packages; by hand, as root
 	test/matrix/run.sh trixie
 
+.PHONY: test-matrix-guests
+test-matrix-guests: ## take volumes between QEMU guests with the kernels of KERNELS and the tools of RELEASES; by hand, as root
+	@test/deps.sh $(PACKAGES) $(VM_PACKAGES)
+	test/matrix/guests.sh
+
 .PHONY: test-identity
 test-identity: deps ## read a node's identity from a real Kubernetes API server and Nomad agent, built once into a cache
 	test/programs/build.sh kubernetes nomad

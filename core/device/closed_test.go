@@ -42,11 +42,11 @@ func TestIsClosed(t *testing.T) {
 			return func() { devicetest.Run(t, "losetup", "--detach", loop) }
 		},
 		"by a partition": func(t *testing.T, d *devicetest.Disk) func() {
-			devicetest.Run(t, "addpart", d.Loop, "1", "2048", "4096")
+			devicetest.AddPartition(t, d.Loop, 1<<20, 2<<20)
 			holder := devicetest.Hold(t, "exec 3<>"+d.Loop+"p1")
 			return func() {
 				holder.End()
-				devicetest.Run(t, "delpart", d.Loop, "1")
+				devicetest.DeletePartition(t, d.Loop)
 			}
 		},
 		"by a file in a socket": func(t *testing.T, d *devicetest.Disk) func() {

@@ -220,7 +220,7 @@ func TestUnstageWhileALoopDeviceIsInUse(t *testing.T) {
 			return devicetest.Hold(r.t, "exec 3<>"+loop).End
 		},
 		"by a mounted partition": func(r *nodeRig, loop string) (end func()) {
-			devicetest.Run(r.t, "addpart", loop, "1", "2048", "40960")
+			devicetest.AddPartition(r.t, loop, 1<<20, 20<<20)
 			number, err := os.ReadFile("/sys/class/block/" + filepath.Base(loop) + "p1/dev")
 			coretest.Must(r.t, err)
 			major, minor, _ := strings.Cut(strings.TrimSpace(string(number)), ":")

@@ -4,45 +4,17 @@
 #     test/matrix/run.sh trixie                                  the tests of all packages
 #     test/matrix/run.sh trixie -test.run=TestFeatures           some of them
 #
-# The kernel is this machine's: see VM_KERNEL in test/vm/guest.sh for another one. Needs root, and a Debian machine with
-# the keys of its archive.
+# The kernel is this machine's: guests.sh has others. Needs root, and a Debian machine with the keys of its archive.
 set -euo pipefail
 release=$1
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tested=(core/filesystem core/luks core/device core/mount core/node)
-packages=(
-    base-files libc-bin bash dash coreutils findutils grep sed procps mount util-linux
-    e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup
-)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{root,lists/partial,archives/partial,bin}
-: >"$work/status"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $release main" >"$work/sources.list"
-cat >"$work/apt.conf" <<EOF
-APT::Sandbox::User "root";
-Dir::Etc::SourceList "$work/sources.list";
-Dir::Etc::SourceParts "/dev/null";
-Dir::State::Lists "$work/lists";
-Dir::State::status "$work/status";
-Dir::Cache "$work";
-EOF
-(
-    export APT_CONFIG=$work/apt.conf
-    apt-get update -qq
-    apt-get install -qq --yes --no-install-recommends --download-only "${packages[@]}"
-) >&2
-for folder in bin sbin lib lib64; do # as in Debian, all of them are below /usr
-    mkdir -p "$work/root/usr/$folder"
-    ln -s "usr/$folder" "$work/root/$folder"
-done
-for package in "$work"/archives/*.deb; do
-    dpkg-deb --fsys-tarfile "$package" | tar -C "$work/root" -xf - --keep-directory-symlink
-done
-mkdir -p "$work"/root/{dev,proc,sys,tmp,run,repo,tests}
-ln -sf /proc/self/mounts "$work/root/etc/mtab"
+mkdir "$work/bin"
+test/matrix/debian.sh root "$release" "$work/root"
 
 failed=
 for package in "${tested[@]}"; do

@@ -15,7 +15,8 @@
 // Debian's packages, and nothing leaves the machine. guest.sh builds the guest. init starts it, and down shuts it
 // down: busybox' init calls down as inittab says. agent runs commands in the guest for the test.
 //
-// VM_KERNEL=linux-image-5.10.0-32-cloud-amd64_5.10.223-1_amd64.deb runs them with another kernel than Debian 12's.
+// VM_KERNEL=FOLDER runs them with another kernel than Debian 12's, and VM_TOOLS=FOLDER with other tools than this
+// machine's: test/matrix/debian.sh makes such folders. With the tag matrix TestMatrix moves volumes between them.
 //
 // # Differences from a rack
 //

@@ -194,6 +194,11 @@ func boot(t *testing.T, attached slots) *machine {
 // [serverInGuest].
 func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 	t.Helper()
+	return guest.boot(t, instance, server, attached)
+}
+
+func (s system) boot(t *testing.T, instance, server string, attached slots) *machine {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vm") // t.TempDir's path is too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -233,9 +238,9 @@ func bootAs(t *testing.T, instance, server string, attached slots) *machine {
 		"none",
 		"-no-reboot",
 		"-kernel",
-		guest.kernel,
+		s.kernel,
 		"-initrd",
-		guest.initramfs,
+		s.initramfs,
 		"-append",
 		"console=ttyS0 net.ifnames=0 panic=-1 no_timer_check norandmaps nvme_core.io_timeout=45",
 		"-smbios",

@@ -20,8 +20,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// guest is the system that every machine boots.
-var guest struct{ kernel, initramfs string }
+// system is what a machine boots.
+type system struct{ kernel, initramfs string }
+
+// guest is the system that every machine boots, unless a test assembles its own from this folder.
+var (
+	guest  system
+	folder string
+)
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -31,6 +37,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	folder = dir
 	code := 1
 	if err = build(dir); err == nil {
 		code = m.Run()
@@ -58,13 +65,8 @@ func checkMemory() error {
 	return nil
 }
 
-// build assembles the guest from guest.sh's output and the programs of this source tree. The kernel unpacks the two
-// archives one after the other.
+// build builds the programs of this source tree for the guest, and assembles it.
 func build(dir string) error {
-	base, err := command("./guest.sh")
-	if err != nil {
-		return err
-	}
 	programs := filepath.Join(dir, "root", "usr", "sbin")
 	if err := os.MkdirAll(programs, 0o755); err != nil {
 		return err
@@ -89,17 +91,32 @@ func build(dir string) error {
 	); err != nil {
 		return err
 	}
+	guest, err = assemble()
+	return err
+}
+
+// assemble returns a guest of guest.sh's output, which depends on variables of the environment, and of the programs.
+// The kernel unpacks the two archives one after the other.
+func assemble(variables ...string) (system, error) {
+	base, err := command("env", append(variables, "./guest.sh")...)
+	if err != nil {
+		return system{}, err
+	}
 	base = strings.TrimSpace(base)
-	guest.kernel, guest.initramfs = filepath.Join(base, "vmlinuz"), filepath.Join(dir, "initramfs")
+	assembled := system{
+		kernel:    filepath.Join(base, "vmlinuz"),
+		initramfs: filepath.Join(folder, "initramfs-"+filepath.Base(base)),
+	}
 	_, err = command(
 		"sh",
 		"-euc",
-		`cp "$1/root.cpio" "$2/initramfs"; cd "$2/root"; find . | cpio -o -H newc --quiet --owner 0:0 >>"$2/initramfs"`,
+		`cp "$1/root.cpio" "$2"; cd "$3/root"; find . | cpio -o -H newc --quiet --owner 0:0 >>"$2"`,
 		"sh",
 		base,
-		dir,
+		assembled.initramfs,
+		folder,
 	)
-	return err
+	return assembled, err
 }
 
 // command runs a program of the host and returns its stdout. Its stderr is passed on.

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,41 @@ func Run(t testing.TB, name string, args ...string) (stdout string) {
 		t.Fatalf("%s %v: %v, exit code %d: %s", name, args, err, result.ExitCode, result.Message())
 	}
 	return result.Stdout
+}
+
+// AddPartition makes the first partition of a block device, without a table on it. Not every release of Debian has
+// addpart(8).
+func AddPartition(t testing.TB, path string, startBytes, sizeBytes int64) {
+	t.Helper()
+	changePartition(t, path, unix.BLKPG_ADD_PARTITION, startBytes, sizeBytes)
+}
+
+// DeletePartition takes it away.
+func DeletePartition(t testing.TB, path string) {
+	t.Helper()
+	changePartition(t, path, unix.BLKPG_DEL_PARTITION, 0, 0)
+}
+
+func changePartition(t testing.TB, path string, operation int32, startBytes, sizeBytes int64) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// struct blkpg_partition and blkpg_ioctl_arg of Linux, include/uapi/linux/blkpg.h
+	partition := struct {
+		start, size int64
+		number      int32
+		_           [2][64]byte // names
+	}{start: startBytes, size: sizeBytes, number: 1}
+	argument := struct {
+		operation, flags, size int32
+		partition              unsafe.Pointer
+	}{operation, 0, int32(unsafe.Sizeof(partition)), unsafe.Pointer(&partition)}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&argument)))
+	if err := hostexec.CloseUninherited(file); errno != 0 || err != nil {
+		t.Fatalf("change the partitions of %s: %v, %v", path, errno, err)
+	}
 }
 
 // Unmount unmounts a path. It waits while the mount is busy: a program that starts at the same time has copies of all
