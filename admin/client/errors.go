@@ -124,6 +124,7 @@ func ExitOfRow(row *fault.Row) int {
 // another shell.
 var endedByOthers = []*fault.Row{
 	fault.RestartRefused, fault.DetachUntimed, fault.ExpansionWaits, fault.MountInUse, fault.MappingInUse,
+	fault.DiskInUse,
 }
 
 // IsWorthWaiting reports whether the same command can succeed later: the plugin, the rack or the node is not ready, the
@@ -178,11 +179,10 @@ func WaitsFor(err error) string {
 	return err.Error()
 }
 
-// waitsForStop returns an error that is worth waiting for, if the fault ends when another instance is stopped. The
-// command itself cannot wait for a stop of the instance that it runs on.
-func waitsForStop(err error) error {
+// waitsFor returns an error that is worth waiting for, if it is one of the faults.
+func waitsFor(err error, faults ...*fault.Row) error {
 	var failure *Error
-	if errors.As(err, &failure) && failure.fault == fault.RackHasNoHotplug {
+	if errors.As(err, &failure) && slices.Contains(faults, failure.fault) {
 		return worthWaiting(err)
 	}
 	return err

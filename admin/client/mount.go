@@ -313,13 +313,13 @@ func (c *Client) checkNotMounted(ctx context.Context, id string) error {
 		return err
 	}
 	for _, target := range mounts.targets(got.GetVolume().GetVolumeContext()[rpc.KeyDiskName], c.resolvedStagingPath(id)) {
-		return failed(
+		return worthWaiting(failed(
 			codes.FailedPrecondition,
 			"volume %s is mounted at %s and is not detached: unmount it with \"oxide-csi volume unmount\" "+
 				"and the same --staging-dir as at the mount",
 			id,
 			target,
-		)
+		))
 	}
 	return nil
 }

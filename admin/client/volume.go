@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -370,15 +371,15 @@ func (c *Client) Attach(ctx context.Context, text, node string) (Attachment, err
 	if err != nil {
 		return Attachment{}, err
 	}
-	named := node != ""
+	ended := []*fault.Row{fault.AttachedElsewhere}
+	if node != "" { // no command can wait for a stop of the instance that it runs on
+		ended = append(ended, fault.RackHasNoHotplug)
+	}
 	if node, err = c.nodeID(ctx, id, node); err != nil {
 		return Attachment{}, err
 	}
 	attachment, err := c.publish(metadata.AppendToOutgoingContext(ctx, rpc.MetadataAnswerSoon, "yes"), id, node)
-	if named {
-		err = waitsForStop(err)
-	}
-	return attachment, err
+	return attachment, waitsFor(err, ended...)
 }
 
 // publish attaches a volume to a node. It reads the volume afterwards: if the volume's disk is being replaced, only the
@@ -452,7 +453,7 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	}
 	switch {
 	case node != "":
-		err = waitsForStop(err)
+		err = waitsFor(err, fault.RackHasNoHotplug)
 	case err == nil:
 		err = c.forget(id) // not before: a disk that stays attached is mounted without a controller
 	}

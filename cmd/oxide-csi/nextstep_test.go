@@ -149,43 +149,15 @@ func TestInterruptedMount(t *testing.T) {
 	}
 }
 
-// Why a next step is not followed here.
-const (
-	repeats      = "it ends by itself: the command is repeated, as after RackUnavailable"
-	rackOperator = "the rack's operator acts"
-	ofTheHost    = "a program, a kernel module, memory or a folder of the host is mended"
-	dataOwner    = "the owner of the data decides"
-	orchestrated = "a plain host does not meet it"
-)
-
 // recordOfData is the name of the record of an expansion of the volume "data".
 var recordOfData = record.Intents.Named("", diskname.ForWork(diskname.ForVolume(simtest.ClusterID, "data")))
 
-// stepsNotFollowed are the faults that this test does not make, or whose next step another person takes.
+// stepsNotFollowed are the faults that no command meets at a plain host.
 var stepsNotFollowed = map[*fault.Row]string{
-	fault.DiskNotResponding:     rackOperator,
-	fault.DeviceUnreadable:      rackOperator,
-	fault.ExpansionNeedsRoom:    rackOperator,
-	fault.RestartRefused:        orchestrated,
-	fault.ClaimsUnknown:         orchestrated,
-	fault.ClaimedThere:          orchestrated,
-	fault.VolumeBeingReplaced:   repeats,
-	fault.DiskBusy:              repeats,
-	fault.ExpansionUnderWay:     repeats,
-	fault.KeyDerivationBusy:     repeats,
-	fault.ProgramRunning:        repeats,
-	fault.FilesystemChecked:     repeats,
-	fault.OnlySnapshot:          repeats,
-	fault.GrowFailed:            repeats,
-	fault.VolumeDeleted:         "nothing is to be done",
-	fault.EncryptionUnavailable: ofTheHost,
-	fault.ProgramMissing:        ofTheHost,
-	fault.StateFolderUnusable:   ofTheHost,
-	fault.CryptsetupFailed:      ofTheHost,
-	fault.KernelTooOld:          ofTheHost,
-	fault.NameTaken:             dataOwner,
-	fault.FilesystemUnclean:     dataOwner,
-	fault.RecordUnreadable:      dataOwner,
+	fault.RestartRefused: "a node refuses a restart only for its orchestrator",
+	fault.ClaimsUnknown:  "there is no Nomad to ask for claims",
+	fault.ClaimedThere:   "there is no Nomad with claims",
+	fault.GrowFailed:     "only NodeExpandVolume answers it, which no command calls: a mount succeeds with the old size",
 }
 
 // trouble makes the state of a fault on a host.
@@ -311,7 +283,7 @@ func troubles() []trouble {
 				return attachToA
 			},
 			step: func(t *testing.T, h *host) { h.ok(t, "volume", "detach", "first", "--node=node-a", "--unmounted") }},
-		{row: fault.AttachedElsewhere, says: []string{"volume show", "volume detach"},
+		{row: fault.AttachedElsewhere, says: []string{"volume show", "volume detach"}, waits: true,
 			meets: func(t *testing.T, h *host) []string {
 				created(t, h)
 				h.ok(t, "volume", "attach", "data", "--node=node-b")
@@ -497,7 +469,7 @@ func troubles() []trouble {
 				h.ok(t, "volume", "detach", "data")
 				h.ok(t, "volume", "attach", "data")
 			}},
-		{row: fault.DiskInUse, root: true, says: []string{"unmount it"},
+		{row: fault.DiskInUse, root: true, waits: true, says: []string{"unmount it"},
 			meets: func(t *testing.T, h *host) []string {
 				command := mounting()(t, h)
 				h.ok(t, command...)
@@ -521,12 +493,7 @@ func troubles() []trouble {
 			instead: []string{"volume", "mount", "data", "DIR/data", "--passphrase-file=DIR/key"}},
 		{row: fault.HeaderDamaged, root: true, beyond: true, says: []string{"restore the copy of the header"},
 			meets: func(t *testing.T, h *host) []string {
-				command := append(encrypted()(t, h), "--passphrase-file="+filepath.Join(h.dir, "key"))
-				h.run(t, command...)
-				device := h.device(t, h.ok(t, "volume", "create", "data", "--size=1GiB", "--parameter=encryption=luks2"))
-				// In the simulated guest the mount ends before the header says that its disk was used.
-				runHost(t, "cryptsetup", "config", "--disable-locks", "--label=", device)
-				h.environ = append(h.environ, "OXIDE_CSI_DEV_ROOT="+filepath.Join(h.sim.Instances[0].Guest, "dev"))
+				command, device := usedHeader(t, h)
 				if got := h.run(t, "volume", "header-backup", "data", filepath.Join(h.dir, "header")); got.code != 0 {
 					t.Fatalf("header-backup: %+v", got)
 				}
@@ -672,18 +639,12 @@ func (h *host) findsItself(t *testing.T, sys, nomad string, mend func(), args ..
 // the host.
 func (h *host) replaceProgram(t *testing.T, path, script string) {
 	t.Helper()
-	must(t, h.node.Stop())
 	standIn, plugin := filepath.Join(h.dir, filepath.Base(path)), filepath.Join(h.dir, "oxide-csi")
 	must(t, os.WriteFile(standIn, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 	must(t, os.WriteFile(plugin, []byte("#!/bin/sh\nexec unshare --mount sh -c "+
 		`'mount --bind "$0" "$1" && shift && exec "$@"' `+strings.Join([]string{standIn, path, programs.Plugin}, " ")+
 		` "$@"`+"\n"), 0o700))
-	node, err := simtest.StartPlugin(plugin, simtest.PluginOptions{
-		Mode: "node", Dir: h.folder(t, "node"), Sim: h.sim, Instance: h.sim.Instances[0],
-	})
-	must(t, err)
-	h.node = node
-	t.Cleanup(func() { must(t, node.Stop()) })
+	h.restartNode(t, plugin)
 }
 
 // mapped returns the command that unmounts an encrypted volume. A killed node has left its mapping, which this process
@@ -752,7 +713,8 @@ func mounting(flags ...string) func(*testing.T, *host) []string {
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	followed := map[*fault.Row]bool{}
-	for _, test := range append(troubles(), troublesOfOthers()...) {
+	for _, test := range slices.Concat(troubles(), troublesOfOthers(), troublesOfExpansions(),
+		troublesOfHosts()) {
 		followed[test.row] = true
 		t.Run(test.row.Word, func(t *testing.T) {
 			t.Parallel()
@@ -776,11 +738,15 @@ func TestNextSteps(t *testing.T) {
 			}
 			if test.waits {
 				cmd, stderr := h.begin(t, append(slices.Clone(command), "--wait", "--timeout=1m")...)
-				await.Eventually(t, "the command waits", func() bool { return strings.Contains(stderr.String(), "waiting: ") })
+				ended := make(chan error, 1)
+				go func() { ended <- cmd.Wait() }()
+				await.Eventually(t, "the command waits", func() bool {
+					return strings.Contains(stderr.String(), "waiting: ") || len(ended) > 0
+				})
 				if test.step != nil {
 					test.step(t, h)
 				}
-				if err := cmd.Wait(); err != nil {
+				if err := <-ended; err != nil {
 					t.Errorf("with --wait: %v: %s", err, stderr)
 				}
 			} else if test.step != nil {

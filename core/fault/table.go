@@ -101,12 +101,14 @@ var (
 		Word: "VolumeBeingReplaced", Code: codes.Aborted, Link: "disk", Actor: Nobody,
 		Verdict: "volume {volume} has no disk until its expansion is finished",
 		Next:    "wait: the plugin makes the disk by itself. Delete neither the snapshot csi-grow-… nor the volume, and ask for quota if it lasts",
+		OnHosts: "oxide-csi volume expand again, or attach, makes the disk; delete neither the snapshot csi-grow-… nor the volume",
 		Why:     "Its data are on a snapshot. Every orchestrator retries.",
 	})
 	ExpansionNeedsRoom = row(Row{
 		Word: "ExpansionNeedsRoom", Code: codes.OutOfRange, Link: "volume", Actor: RackOperator,
 		Verdict: "volume {volume} keeps its size: the quota has no room for the larger disk",
 		Next:    "the volume still works; ask the silo's administrator for more quota",
+		OnHosts: "the volume still works; ask the silo's administrator for more quota",
 		Why:     "While a volume grows, the quota needs its new size and its old one. RESOURCE_EXHAUSTED would tell a resizer that the expansion goes on.",
 	})
 	NameTaken = row(Row{

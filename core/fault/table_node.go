@@ -327,7 +327,7 @@ var (
 	RecordUnreadable = row(Row{
 		Word: "RecordUnreadable", Code: codes.FailedPrecondition, Link: "node", Actor: Operator,
 		Verdict: "the record of volume {volume} on node {node} cannot be read",
-		Next:    "the message names the file: keep a copy of it, and report it, because the node may hold the volume",
+		Next:    "the message names the record's file and a disk: keep a copy of the file, report it, and end the use of that disk there",
 		Why:     "The volume may be on any disk of the node.",
 	})
 	ProgramRunning = row(Row{

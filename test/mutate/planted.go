@@ -4516,10 +4516,10 @@ var planted = []bug{
 	{
 		name:     "volume: a command with --wait does not wait for an instance that must be stopped",
 		file:     "admin/client/volume.go",
-		original: "if named {\n\t\terr = waitsForStop(err)\n\t}",
-		planted:  "_ = named",
+		original: "ended = append(ended, fault.RackHasNoHotplug)",
+		planted:  "_ = node",
 		pkg:      "cmd/oxide-csi",
-		test:     "TestNextSteps",
+		test:     "TestNextSteps/RackHasNoHotplug",
 	},
 	{
 		name:     "explain: a volume that waits for a restart works",
