@@ -203,8 +203,10 @@ involvedObject: {kind: Pod, namespace: default, name: strange, uid: %s}}`, c.get
 		{name: "lost", objects: withPod(claim{name: "lost"}), subject: "default/lost",
 			said: "has lost its PersistentVolume", want: "ClaimLost", then: func(t *testing.T) {
 				c.running(t, "lost")
-				pv := "pv/" + c.get(t, ".spec.volumeName", "pvc", "lost")
+				pv := c.get(t, ".spec.volumeName", "pvc", "lost")
 				c.gone(t, "pod", "lost")
+				c.notAttached(t, pv) // the attacher detaches nothing of a PersistentVolume that is gone
+				pv = "pv/" + pv
 				del(pv)(t)
 				c.kubectl(t, "patch", pv, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 			}},

@@ -217,10 +217,16 @@ func (c *cluster) used(t *testing.T, name string) *oxide.Disk {
 		return detached
 	})
 	// Until then the attacher may ask for the detach again, and take away a disk that was attached by hand.
+	c.notAttached(t, pv)
+	return disk
+}
+
+// notAttached waits until a PersistentVolume has no VolumeAttachment.
+func (c *cluster) notAttached(t *testing.T, pv string) {
+	t.Helper()
 	await.Within(t, waitLimit, "the VolumeAttachment is gone", func() bool {
 		return !strings.Contains(c.get(t, ".items[*].spec.source.persistentVolumeName", "volumeattachments"), pv)
 	})
-	return disk
 }
 
 func (c *cluster) client(t *testing.T) *oxide.Client {
