@@ -177,10 +177,11 @@ func callPlugin[T any](
 	wait := waiting{progress: progress, begun: time.Now()}
 	for !between {
 		result, err = call(ctx, plugin)
-		if waitsFor != nil && err != nil && ctx.Err() != nil {
+		over := ctx.Err() != nil || client.IsOver(ctx)
+		if waitsFor != nil && err != nil && over {
 			err = waitsFor // the time was up during this attempt, which says nothing
 		}
-		if err == nil || !b.wait || ctx.Err() != nil || !client.IsWorthWaiting(err) {
+		if err == nil || !b.wait || over || !client.IsWorthWaiting(err) {
 			break
 		}
 		waitsFor = err

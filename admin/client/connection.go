@@ -163,8 +163,8 @@ var flagOf = strings.NewReplacer(
 	"accessibility_requirements", "--rack", "fs_type", "--fs-type", "topology.csi.oxide.computer/", "",
 )
 
-// isOver reports whether the deadline of ctx has passed. Under load ctx ends later than that.
-func isOver(ctx context.Context) bool {
+// IsOver reports whether the deadline of ctx has passed. Under load ctx ends later than that.
+func IsOver(ctx context.Context) bool {
 	deadline, set := ctx.Deadline()
 	return set && !time.Now().Before(deadline)
 }
@@ -176,7 +176,7 @@ func answerError(ctx context.Context, method, socket string, answer *status.Stat
 		service := serviceOf(method)
 		return failed(answer.Code(), "the plugin at %s is no %s: %s; name the socket of one with --%s-endpoint", socket,
 			service, answer.Message(), service)
-	case isOver(ctx) && (answer.Code() == codes.DeadlineExceeded || answer.Code() == codes.Canceled):
+	case IsOver(ctx) && (answer.Code() == codes.DeadlineExceeded || answer.Code() == codes.Canceled):
 		// The plugin may notice the deadline first. Then it ends the stream, and gRPC calls that canceled.
 		const code = codes.DeadlineExceeded
 		return failed(code, "%s: no response within --timeout%s", method, nextStep(nil, code))

@@ -99,6 +99,9 @@ func loadAs(
 	return Config{}, warnings, l.problems
 }
 
+// ofCommands are the variables that only oxide-csi volume, snapshot and doctor use.
+var ofCommands = []string{"OXIDE_CSI_CONTROLLER_ENDPOINT", "OXIDE_CSI_NODE_ENDPOINT", "OXIDE_CSI_STAGING_DIR"}
+
 // loader is one run of Load.
 type loader struct {
 	merged   *koanf.Koanf      // key -> text, of all layers
@@ -123,7 +126,7 @@ func (l *loader) merge(fs *pflag.FlagSet, environ []string) (unknown []string) {
 			s, known := findSetting(func(s setting) bool { return s.env == name && name != "" })
 			value = strings.TrimSpace(value)
 			switch {
-			case !known && strings.HasPrefix(name, envPrefix):
+			case !known && strings.HasPrefix(name, envPrefix) && !slices.Contains(ofCommands, name):
 				unknown = append(unknown, fmt.Sprintf("%q", name))
 				return "", nil
 			case !known || value == "":

@@ -484,7 +484,8 @@ func TestWarnings(t *testing.T) {
 		args, environ []string
 		want          []string
 	}{
-		"none": {complete, append([]string{"PATH=/bin", "OXIDE_PROFILE=x", "KUBERNETES_SERVICE_HOST=10.0.0.1", "CSI_NODE_ID=x"}, tokenEnv...), nil},
+		"none":        {complete, append([]string{"PATH=/bin", "OXIDE_PROFILE=x", "KUBERNETES_SERVICE_HOST=10.0.0.1", "CSI_NODE_ID=x"}, tokenEnv...), nil},
+		"of commands": {complete, append([]string{"OXIDE_CSI_CONTROLLER_ENDPOINT=/c", "OXIDE_CSI_NODE_ENDPOINT=/n", "OXIDE_CSI_STAGING_DIR=/s"}, tokenEnv...), nil},
 		"unknown variables": {
 			complete,
 			append([]string{"OXIDE_CSI_SERVICE_HOST=10.0.0.1", "OXIDE_CSI_MODES=oxide-token-x", "OXIDE_CSI_PORT=1"}, tokenEnv...),
