@@ -211,6 +211,15 @@ var stories = map[string]story{
 		"0/2 nodes are available: 2 node(s) exceed max volume count.", "NotStartedYet", func(c *simtest.Cluster) {
 			c.Put(podList, "default", "db", podOfData("worker-1"))
 		}},
+	"what the provisioner said before it said something else": {"claim", "ProvisioningFailed",
+		"error generating accessibility requirements: no topology key found for node node-b", "FilesystemUnsupported",
+		func(c *simtest.Cluster) {
+			c.Put(eventList, "default", "later", object{
+				"type": "Warning", "reason": "ProvisioningFailed", "lastTimestamp": "2026-01-02T03:04:06Z",
+				"message":        `fs_type "zfs" is not supported: use one of ext4 [FilesystemUnsupported]`,
+				"involvedObject": object{"kind": "PersistentVolumeClaim", "name": "data", "uid": "uid-data"},
+			})
+		}},
 	"what the scheduler said before it said something else": {"pod", "FailedScheduling",
 		"0/2 nodes are available: 2 node(s) exceed max volume count.", "NoNodeOnItsRack", func(c *simtest.Cluster) {
 			c.Put(eventList, "default", "later", object{

@@ -440,7 +440,8 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object, over 
 		return err
 	}
 	times := map[string]int{} // by reason
-	var scheduled event       // the scheduler says all each time: its last word counts
+	// The scheduler says all each time, and so does who makes volumes: the last word counts.
+	lastWords := []event{{Reason: "FailedScheduling"}, {Reason: "ProvisioningFailed"}}
 	for _, e := range all {
 		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != of.Name || e.InvolvedObject.UID != string(of.UID) {
 			continue
@@ -448,16 +449,19 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object, over 
 		times[e.Reason] += e.Count
 		// A provisioner that waits for a detach says so in a VolumeDelete.
 		telling := e.Type == "Warning" || e.Reason == "FailedBinding" || e.Reason == "VolumeDelete"
+		i := slices.IndexFunc(lastWords, func(said event) bool { return said.Reason == e.Reason })
 		switch {
 		case !telling || slices.Contains(over, e.Reason):
-		case e.Reason != "FailedScheduling":
+		case i < 0:
 			t.say(link, e.Reason+": "+e.Message, last(e))
-		case scheduled.Reason == "" || last(e).After(last(scheduled)):
-			scheduled = e
+		case lastWords[i].Message == "" || last(e).After(last(lastWords[i])):
+			lastWords[i] = e
 		}
 	}
-	if scheduled.Reason != "" {
-		t.say(link, scheduled.Reason+": "+scheduled.Message, last(scheduled))
+	for _, said := range lastWords {
+		if said.Message != "" {
+			t.say(link, said.Reason+": "+said.Message, last(said))
+		}
 	}
 	// Kubernetes asks again every 15 s for a provisioner, and each says when it begins.
 	if times["ExternalProvisioning"] > 2 && times["Provisioning"] == 0 {

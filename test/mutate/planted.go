@@ -3530,8 +3530,8 @@ var planted = []bug{
 	{
 		name:     "explain: what the scheduler said before counts, too",
 		file:     "orchestrator/kubernetes/trace.go",
-		original: "case e.Reason != \"FailedScheduling\":",
-		planted:  "case e.Reason != \"\":",
+		original: "{{Reason: \"FailedScheduling\"}, {",
+		planted:  "{{",
 		pkg:      "orchestrator/kubernetes",
 		test:     "TestStories",
 	},
@@ -3582,6 +3582,14 @@ var planted = []bug{
 		planted:  "if found.Type == \"\" {",
 		pkg:      "orchestrator/kubernetes",
 		test:     "TestEventsOfBucketsAreSaidOfClaims",
+	},
+	{
+		name:     "explain: what the provisioner said before its last word counts",
+		file:     "orchestrator/kubernetes/trace.go",
+		original: ", {Reason: \"ProvisioningFailed\"}}",
+		planted:  "}",
+		pkg:      "orchestrator/kubernetes",
+		test:     "TestStories",
 	},
 	{
 		name:     "explain: a pod that is being deleted works",
