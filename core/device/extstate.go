@@ -25,6 +25,9 @@ type ExtState struct {
 	Journal, Replay, FastCommit bool
 	// Bigalloc says that the filesystem has the feature bigalloc, which resize2fs does not grow while it is unmounted.
 	Bigalloc bool
+	// UnmarkedGrowth says that it has sparse_super2 without flex_bg: while it is unmounted, resize2fs 1.47 grows it, and
+	// leaves a block of its own marked as free, which a file may get.
+	UnmarkedGrowth bool
 	// PanicsOnError says that an error in the filesystem makes the kernel panic, unless a mount option says otherwise.
 	PanicsOnError bool
 }
@@ -49,6 +52,8 @@ func parseExtState(super []byte) (state ExtState, err error) {
 		hasJournal    = 0x4   // EXT4_FEATURE_COMPAT_HAS_JOURNAL
 		fastCommit    = 0x400 // EXT4_FEATURE_COMPAT_FAST_COMMIT
 		needsRecovery = 0x4   // EXT4_FEATURE_INCOMPAT_RECOVER
+		sparseSuper2  = 0x200 // EXT4_FEATURE_COMPAT_SPARSE_SUPER2
+		flexBG        = 0x200 // EXT4_FEATURE_INCOMPAT_FLEX_BG
 		bigalloc      = 0x200 // EXT4_FEATURE_RO_COMPAT_BIGALLOC
 	)
 	if binary.LittleEndian.Uint16(super[0x38:]) != magic {
@@ -62,6 +67,7 @@ func parseExtState(super []byte) (state ExtState, err error) {
 	state.Replay = state.Journal && binary.LittleEndian.Uint32(super[0x60:])&needsRecovery != 0
 	readOnlyCompatible := binary.LittleEndian.Uint32(super[0x64:])
 	state.Bigalloc = readOnlyCompatible&bigalloc != 0
+	state.UnmarkedGrowth = compatible&sparseSuper2 != 0 && binary.LittleEndian.Uint32(super[0x60:])&flexBG == 0
 	switch {
 	case flags&errorFlag != 0:
 		state.Unclean = "it has errors"

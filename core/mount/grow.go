@@ -168,6 +168,10 @@ func checkGrowthIsSafe(dev device.Device, why error) error {
 		return fmt.Errorf("%w on %s: %w, and resize2fs does not grow bigalloc unmounted: copy the data to a larger volume",
 			ErrGrow, dev, why)
 	}
+	if state.UnmarkedGrowth {
+		return fmt.Errorf("%w on %s: %w, and resize2fs leaves a block of sparse_super2 without flex_bg marked as free: "+
+			"copy the data to a larger volume", ErrGrow, dev, why)
+	}
 	moves, err := device.ExtGrowthMovesBlocks(dev)
 	if err != nil || !moves {
 		return err

@@ -772,6 +772,7 @@ func TestNodeStagesWhatCannotGrow(t *testing.T) {
 		"without a journal":     {"^has_journal,^resize_inode", "could lose data", byHand},
 		"refused by the kernel": {"sparse_super2,^resize_inode", "could lose data", byHand},
 		"bigalloc":              {"sparse_super2,bigalloc", "bigalloc", nil}, // resize2fs -f leaves wrong counts
+		"no flex_bg":            {"sparse_super2,^flex_bg", "marked as free", nil},
 		"a boot loader": {"sparse_super2", "manually", func(r *nodeRig, v *volume) {
 			r.poke(v, 100, strings.Repeat("\x00", len("boot loader")))
 		}},

@@ -8,7 +8,7 @@
 set -euo pipefail
 what=$1 release=$2 folder=$3
 packages=(
-    base-files libc-bin bash dash coreutils findutils grep mawk sed procps mount util-linux
+    base-files libc-bin bash dash coreutils findutils grep sed procps mount util-linux
     e2fsprogs xfsprogs btrfs-progs cryptsetup-bin dmsetup
 )
 

@@ -40,7 +40,7 @@ func Hold(t testing.TB, script string) *Holder {
 func HoldMountNamespace(t testing.TB, keep, script string) *Holder {
 	t.Helper()
 	// A mount whose mount point another test has just removed cannot be unmounted. The kernel does that by itself.
-	const leaveOthers = `awk '{print $5}' /proc/self/mountinfo | grep '^/tmp/' | grep -v "^$0/" | sort -r |
+	const leaveOthers = `cut -d ' ' -f 5 /proc/self/mountinfo | grep '^/tmp/' | grep -v "^$0/" | sort -r |
 while read -r path; do umount -l "$path" 2>/dev/null; done
 `
 	return hold(
