@@ -190,17 +190,15 @@ func callPlugin[T any](
 	if wait.reported != "" {
 		progress.Clear()
 	}
+	if err == nil {
+		return result, plugin.Close()
+	}
 	code := client.ExitCode(err)
-	if err != nil && interrupted.Err() != nil {
+	if interrupted.Err() != nil {
 		code, err = client.ExitInterrupted, interruption(err, waitsFor, between)
 	}
-	text := ""
-	if err != nil {
-		text = plugin.InWords(err.Error())
-	}
-	if closeErr := plugin.Close(); err == nil {
-		return result, closeErr
-	}
+	text := plugin.InWords(err.Error())
+	_ = plugin.Close() // the command has failed
 	return result, ExitError{code, inWords{text, err}}
 }
 

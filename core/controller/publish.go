@@ -220,27 +220,6 @@ func (c rackController) checkAndAttach(
 	return c.attachChecked(ctx, disk, instanceID)
 }
 
-// lookBeside lists the disks of an instance to which a disk is about to be attached, together with the other attaches
-// that have joined. A list that another one began may be of a time before this disk's last detach. So if the disk is on
-// it, it does not count.
-func (c rackController) lookBeside(ctx context.Context, disk rack.Disk, instanceID string) ([]rack.Disk, error) {
-	at, leads := c.attaching.beginLook(instanceID)
-	if leads {
-		disks, err := c.instanceDisks(ctx, instanceID)
-		c.attaching.endLook(instanceID, at, disks, err)
-		return disks, err
-	}
-	select {
-	case <-at.done:
-	case <-ctx.Done():
-		return nil, attachingError(ctx, instanceID)
-	}
-	if at.err != nil || slices.ContainsFunc(at.disks, func(on rack.Disk) bool { return on.ID == disk.ID }) {
-		return c.instanceDisks(ctx, instanceID)
-	}
-	return at.disks, nil
-}
-
 // hasRoom reports whether an instance with these disks has room for a disk, and none of them has its serial.
 func (c rackController) hasRoom(disk rack.Disk, disks []rack.Disk) bool {
 	others := map[string]bool{}

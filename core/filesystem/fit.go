@@ -205,6 +205,11 @@ func extFeatures(c choices) []limit {
 			"-O ^sparse_super: only with -O ^resize_inode",
 		},
 		{
+			// Without flex_bg, resize2fs 1.47 leaves a block of the filesystem's own marked as free.
+			!c.feature("sparse_super2", false) || c.feature("flex_bg", true),
+			"-O sparse_super2: not with -O ^flex_bg, because such a filesystem cannot grow safely",
+		},
+		{
 			!c.feature("metadata_csum_seed", false) || c.feature("metadata_csum", true),
 			"-O metadata_csum_seed: not with -O ^metadata_csum",
 		},

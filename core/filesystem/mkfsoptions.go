@@ -44,7 +44,7 @@ var (
 			`resize_inode|sparse_super|sparse_super2|stable_inodes|uninit_bg|verity`,
 		`has_journal|extents?`)
 	// With any other feature, the filesystem counts as ext4.
-	ext3Features = listOf(`dir_index|ext_attr|filetype|large_file|meta_bg|resize_inode|sparse_super|sparse_super2`,
+	ext3Features = listOf(`dir_index|ext_attr|filetype|large_file|meta_bg|resize_inode|sparse_super`,
 		`has_journal`)
 )
 

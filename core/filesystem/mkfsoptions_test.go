@@ -121,3 +121,21 @@ func TestKeepsItsSize(t *testing.T) {
 		}
 	}
 }
+
+// Without flex_bg, a filesystem with sparse_super2 loses a block of its own when it grows.
+func TestSparseSuper2NeedsFlexBg(t *testing.T) {
+	for options, fits := range map[string]bool{
+		"-O sparse_super2": true, "-O sparse_super2,^flex_bg": false, "-O ^flex_bg -O sparse_super2": false, "-O ^flex_bg": true,
+	} {
+		parsed, err := filesystem.ParseMkfsOptions("ext4", options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := filesystem.CheckFit("ext4", parsed, filesystem.Disk{BlockSize: 4096, Size: 1 << 30}); (err == nil) != fits {
+			t.Errorf("%q: %v", options, err)
+		}
+	}
+	if _, err := filesystem.ParseMkfsOptions("ext3", "-O sparse_super2"); err == nil {
+		t.Error("ext3, which has no flex_bg, takes it")
+	}
+}

@@ -42,7 +42,7 @@ func TestOptionsFitTheDisk(t *testing.T) {
 		{"ext4", "-b 4096 -g 16384 -G 8 -N 4096 -J size=8", 1}, {"ext4", "-O bigalloc,^metadata_csum -C 65536", 1},
 		{"ext4", "-E stride=4,stripe-width=16,lazy_itable_init=0,lazy_journal_init=0,packed_meta_blocks=1,resize=2g,nodiscard", 1},
 		{"ext4", "-O has_journal,extent,^metadata_csum,^64bit,^flex_bg,^huge_file,^dir_nlink,^extra_isize,^resize_inode", 1},
-		{"ext3", "-b 1024 -i 8192 -O has_journal,^dir_index,meta_bg,^resize_inode,sparse_super2", 1},
+		{"ext3", "-b 1024 -i 8192 -O has_journal,^dir_index,meta_bg,^resize_inode", 1},
 		{"xfs", "-b size=4096 -d agcount=2 -K", 1},
 		{"xfs", "-i size=1024,maxpct=10,sparse=0 -n size=8192 -s size=4096 -L data", 1},
 		{"xfs", "-m crc=1,finobt=1,rmapbt=0,reflink=0,inobtcount=0,bigtime=0 -l size=64m,lazy-count=1", 1},

@@ -98,15 +98,21 @@ func (n *Service) NodeGetVolumeHealth(
 			"the filesystem could not be grown to the size of its disk and has its old size: the log of this node's plugin has the reason",
 		))
 	}
-	if mended, ok := n.mended.Load(id); ok {
-		conditions = append(conditions, mended.(*csi.VolumeHealth_VolumeHealthEntry))
-	}
+	conditions = append(conditions, n.mendedOf(id)...)
 	if condition := n.failures.recent(id); condition != nil && len(mounts) == 0 {
 		conditions = append(conditions, condition)
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
 		VolumeId: req.GetVolumeId(), HealthStatuses: sortUnique(conditions),
 	}}, nil
+}
+
+// mendedOf returns the condition of a volume whose header was mended since it was last unstaged.
+func (n *Service) mendedOf(id uuid.UUID) (conditions []*csi.VolumeHealth_VolumeHealthEntry) {
+	if mended, ok := n.mended.Load(id); ok {
+		conditions = append(conditions, mended.(*csi.VolumeHealth_VolumeHealthEntry))
+	}
+	return conditions
 }
 
 // mountsOf returns the mounts of a volume: those of the disk in its record or, if there are none, those at the given

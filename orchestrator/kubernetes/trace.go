@@ -421,46 +421,32 @@ func (t *tracer) workload(ctx context.Context, p tracedPod) error {
 // events adds the warnings about an object, without those that have a reason that is over.
 func (t *tracer) events(ctx context.Context, link, kind string, of object, over ...string) error {
 	query := url.Values{"fieldSelector": {fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s", kind, of.Name)}}
-	type event struct {
-		object
-		InvolvedObject struct{ Kind, Name, UID string }
-		Type, Reason   string
-		Message        string
-		Count          int
-		LastTimestamp  time.Time
-		EventTime      time.Time
-		Series         struct{ LastObservedTime time.Time }
-	}
-	// Sidecars and kubelet write the first time, the scheduler the others.
-	last := func(e event) time.Time {
-		return slices.MaxFunc([]time.Time{e.LastTimestamp, e.EventTime, e.Series.LastObservedTime}, time.Time.Compare)
-	}
-	all, err := listSelected[event](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
+	all, err := listSelected[said](ctx, t.client, namespaced(of.Namespace, "events"), "events", query)
 	if err != nil {
 		return err
 	}
 	times := map[string]int{} // by reason
 	// The scheduler says all each time, and so does who makes volumes: the last word counts.
-	lastWords := []event{{Reason: "FailedScheduling"}, {Reason: "ProvisioningFailed"}}
+	lastWords := []said{{Reason: "FailedScheduling"}, {Reason: "ProvisioningFailed"}}
 	for _, e := range all {
-		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != of.Name || e.InvolvedObject.UID != string(of.UID) {
+		if !e.isAbout(kind, of) {
 			continue
 		}
 		times[e.Reason] += e.Count
 		// A provisioner that waits for a detach says so in a VolumeDelete.
 		telling := e.Type == "Warning" || e.Reason == "FailedBinding" || e.Reason == "VolumeDelete"
-		i := slices.IndexFunc(lastWords, func(said event) bool { return said.Reason == e.Reason })
+		i := slices.IndexFunc(lastWords, func(last said) bool { return last.Reason == e.Reason })
 		switch {
 		case !telling || slices.Contains(over, e.Reason):
 		case i < 0:
-			t.say(link, e.Reason+": "+e.Message, last(e))
-		case lastWords[i].Message == "" || last(e).After(last(lastWords[i])):
+			t.say(link, e.Reason+": "+e.Message, e.last())
+		case lastWords[i].Message == "" || e.last().After(lastWords[i].last()):
 			lastWords[i] = e
 		}
 	}
-	for _, said := range lastWords {
-		if said.Message != "" {
-			t.say(link, said.Reason+": "+said.Message, last(said))
+	for _, last := range lastWords {
+		if last.Message != "" {
+			t.say(link, last.Reason+": "+last.Message, last.last())
 		}
 	}
 	// Kubernetes asks again every 15 s for a provisioner, and each says when it begins.
@@ -468,6 +454,27 @@ func (t *tracer) events(ctx context.Context, link, kind string, of object, over 
 		t.trace.Conditions = append(t.trace.Conditions, orchestrator.NoController)
 	}
 	return nil
+}
+
+// said is an event, as far as it is read.
+type said struct {
+	object
+	InvolvedObject struct{ Kind, Name, UID string }
+	Type, Reason   string
+	Message        string
+	Count          int
+	LastTimestamp  time.Time
+	EventTime      time.Time
+	Series         struct{ LastObservedTime time.Time }
+}
+
+func (e said) isAbout(kind string, of object) bool {
+	return e.InvolvedObject.Kind == kind && e.InvolvedObject.Name == of.Name && e.InvolvedObject.UID == string(of.UID)
+}
+
+// last is when it was last said. Sidecars and kubelet write the first time, the scheduler the others.
+func (e said) last() time.Time {
+	return slices.MaxFunc([]time.Time{e.LastTimestamp, e.EventTime, e.Series.LastObservedTime}, time.Time.Compare)
 }
 
 func (t *tracer) step(link, object, state string, since time.Time) {

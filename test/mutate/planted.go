@@ -2809,7 +2809,7 @@ var planted = []bug{
 	},
 	{
 		name:     "controller: another attach's old look counts for the disk itself",
-		file:     "core/controller/publish.go",
+		file:     "core/controller/attaching.go",
 		original: "if at.err != nil || slices.ContainsFunc(at.disks,",
 		planted:  "if at.err != nil || false && slices.ContainsFunc(at.disks,",
 		pkg:      "core/controller",
