@@ -138,11 +138,10 @@ const maxNamed = 3
 
 // processesUsing names processes that use one of the devices, or a file of its filesystem or of one of the mounts: as
 // an open file, a current or root folder, a program, or in memory. It follows their links in /proc without a request
-// to the filesystem, which may be dead. It looks for half of [answerReserve] at most, so it may miss some.
+// to the filesystem, which may be dead.
 func processesUsing(devices []device.Number, mounts []int) string {
 	var names []string
 	devices = device.WithMappings(devices)
-	end := time.Now().Add(answerReserve / 2)
 	forEachProcess(func(folder string) bool {
 		links, err := filepath.Glob(filepath.Join(folder, "fd", "*"))
 		if err == nil && len(links) == 0 { // as in opens
@@ -159,7 +158,7 @@ func processesUsing(devices []device.Number, mounts []int) string {
 		if err == nil && slices.ContainsFunc(links, uses) {
 			names = append(names, processName(folder))
 		}
-		return len(names) < maxNamed && time.Now().Before(end)
+		return len(names) < maxNamed
 	})
 	return strings.Join(names, ", ")
 }
