@@ -52,6 +52,24 @@ func checkComplete(t *testing.T, findings []orchestrator.Finding) {
 }
 
 // Each problem of a rack is one line, and the others stay ok. The examination only reads.
+// nameTaken makes a disk whose name is that of another volume's disk, which an expansion has replaced.
+func nameTaken(committed bool) func(t *testing.T, r *coretest.Rig, client *rack.Client) {
+	return func(t *testing.T, r *coretest.Rig, client *rack.Client) {
+		disk, err := client.DiskByID(t.Context(), rack.DiskID(r.Create(t, "x")))
+		coretest.Must(t, err)
+		const volume, attempt = coretest.NoVolumeID, "11111111-0000-4000-8000-000000000000"
+		_, err = record.Intents.Create(t.Context(), client, record.Intent{
+			Cluster: coretest.Cluster, Volume: volume, Disk: volume, DiskName: disk.Name, Attempt: attempt, SizeBytes: 1 << 31,
+		})
+		coretest.Must(t, err)
+		_, err = record.Replacements.Create(t.Context(), client, record.Replacement{
+			Cluster: coretest.Cluster, Volume: volume, Disk: volume, DiskName: disk.Name, Attempt: attempt, SizeBytes: 1 << 31,
+			Committed: committed,
+		})
+		coretest.Must(t, err)
+	}
+}
+
 func TestExamineRack(t *testing.T) {
 	const warning, failure = orchestrator.StatusWarning, orchestrator.StatusFailure
 	for name, test := range map[string]struct {
@@ -96,6 +114,10 @@ func TestExamineRack(t *testing.T) {
 			},
 			after: 2 * time.Hour,
 			want:  map[string]orchestrator.Status{"planned restarts": warning, "records": warning},
+		},
+		"a disk took a volume's name": {arrange: nameTaken(true), want: map[string]orchestrator.Status{"names of disks": failure}},
+		"a volume has the name of one whose expansion was taken back": {
+			arrange: nameTaken(false), want: map[string]orchestrator.Status{},
 		},
 		"viewer": {
 			arrange: func(t *testing.T, r *coretest.Rig, _ *rack.Client) {

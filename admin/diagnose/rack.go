@@ -407,7 +407,26 @@ func (e *examination) records(c contents, cluster string, now time.Time) {
 	for _, err := range record.Unread(c.records, cluster) {
 		e.warn("records", fault.Of(err).Next, "%v", err)
 	}
+	e.namesTaken(c, cluster)
 	if left := recordOrphans(c, cluster); len(left) > 0 {
 		e.warn("records", "oxide-csi orphans --delete", "%d records of this cluster are of disks that are gone", len(left))
+	}
+}
+
+// namesTaken looks for disks that took the name of a volume's disk while an expansion had deleted the old one. A create
+// that ended in the middle leaves such a disk.
+func (e *examination) namesTaken(c contents, cluster string) {
+	intents, _ := record.Intents.In(c.records, "")
+	decisions, _ := record.Replacements.In(c.records, "")
+	for _, i := range intents {
+		committed := slices.ContainsFunc(decisions, func(d record.Replacement) bool {
+			return d.Committed && d.Attempt == i.Attempt
+		})
+		for _, disk := range c.disks {
+			if committed && i.Cluster == cluster && disk.Name == i.DiskName && disk.ID != i.Disk && disk.VolumeID != i.Volume {
+				e.fail("names of disks", NextFor(fault.NameTaken, e.of),
+					"disk %s took the name of volume %s, which cannot finish its expansion", disk.ID, i.Volume)
+			}
+		}
 	}
 }

@@ -114,7 +114,7 @@ var (
 	NameTaken = row(Row{
 		Word: "NameTaken", Code: codes.FailedPrecondition, Link: "disk", Actor: Operator,
 		Verdict: "another disk took the name of volume {volume} while the volume grew",
-		Next:    "keep the volume, its claim, and the snapshot csi-grow-…, which has the data; if the owner of the disk in the messages below agrees, delete that disk alone",
+		Next:    "keep the volume, its claim, and the snapshot csi-grow-…, which has the data; if the owner of the other disk agrees, delete that disk alone",
 		Why:     "Another client created a disk of the same name while the name was free.",
 	})
 	VolumeDiffers = row(Row{
