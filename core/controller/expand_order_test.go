@@ -30,6 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/expand"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack"
@@ -61,6 +62,8 @@ type growth struct {
 	log       []string
 	// grace is the controllers' --detach-grace.
 	grace time.Duration
+	// nameTaken says that another disk took the volume's name.
+	nameTaken bool
 	// halves are the disks that the rack failed to delete, by path. hidden is for how many requests it shows no disk then.
 	halves map[string]halfDisk
 	hidden int
@@ -560,6 +563,8 @@ type explored struct {
 	earlier bool
 	grace   time.Duration
 	fault   growthFault // of the first story
+	// nameTaken counts the runs that leave another disk of the volume's name.
+	nameTaken *int
 	// switches is how often another actor continues although the last one could.
 	switches int
 }
@@ -605,6 +610,9 @@ func runInBubble(t *testing.T, e explored, choose func(waiting []string, last st
 	g.conclude(e.fault.kind == endsSwept)
 	if g.broken != "" {
 		t.Fatalf("%s: %v, fault %v:\n%s", g.broken, e.stories, e.fault, strings.Join(g.log, "\n"))
+	}
+	if g.nameTaken && e.nameTaken != nil {
+		*e.nameTaken++
 	}
 	return faulty
 }
@@ -669,6 +677,7 @@ func (g *growth) conclude(swept bool) {
 		g.concludeDeleted(a)
 		return
 	}
+	a.freeName()
 	if swept {
 		a.mustSucceed("settle", func() error { return a.service.SettleNow(a.ctx) })
 	}
@@ -700,6 +709,37 @@ func (g *growth) conclude(swept bool) {
 		g.broken = fmt.Sprintf("the finished expansions have left %v %v", snapshots, records)
 	}
 	g.concludeDeleted(a)
+}
+
+// freeName deletes the disk that has the volume's name and is none of it, as a person does whom the error tells. Only a
+// create that ended leaves one.
+func (a *growthActor) freeName() {
+	taken := func() (oxide.Disk, bool) {
+		disks, _, _ := a.everything()
+		i := slices.IndexFunc(disks, func(d oxide.Disk) bool {
+			return string(d.Name) == diskname.ForVolume(coretest.Cluster, "v") && !a.isVolume(d)
+		})
+		if i < 0 {
+			return oxide.Disk{}, false
+		}
+		return disks[i], true
+	}
+	if _, found := taken(); !found {
+		return
+	}
+	a.executeDelayed() // it can be the deletion of that disk
+	disk, found := taken()
+	if !found {
+		return
+	}
+	a.nameTaken = true
+	_ = a.service.SettleNow(a.ctx) // it cannot finish the expansion
+	a.create()
+	if err := a.publish(a.nodes[1]); !errors.Is(err, expand.ErrNameTaken) {
+		a.broken = fmt.Sprintf("disk %s has the volume's name, and a publish says %v", disk.Id, err)
+		return
+	}
+	coretest.Must(a.t, a.SDK.DiskDelete(a.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}))
 }
 
 // withoutDetaches leaves out the records of core/detach, which are kept for a while.
@@ -903,6 +943,32 @@ func TestExpansionWhenAControllerEnds(t *testing.T) {
 					t.Logf("%d orders", orders)
 				})
 			}
+		}
+	}
+}
+
+// A repeated create ends after each of its requests while the volume grows. A disk that it leaves has no data, is never
+// taken for the volume, and is named to the person who has to delete it.
+func TestExpansionWhenACreateEnds(t *testing.T) {
+	for _, earlier := range grownBefore() {
+		taken := 0
+		for _, kind := range growthFaults() {
+			t.Run(fmt.Sprintf("%s, grown before %t", kind, earlier), func(t *testing.T) {
+				orders := 0
+				for at, faulty := 0, true; faulty; at++ {
+					e := explored{
+						stories: []string{"create", "expand"}, earlier: earlier, fault: growthFault{at, kind}, switches: 2, nameTaken: &taken,
+					}
+					faulty = false
+					orders += everyGrowthOrder(e.switches, func(choose func([]string, string) string) {
+						faulty = runOrder(t, e, choose) || faulty
+					})
+				}
+				t.Logf("%d orders", orders)
+			})
+		}
+		if t.Logf("%d of them left a disk of the volume's name", taken); taken == 0 && os.Getenv("RACE") == "" {
+			t.Error("no order left a disk of the volume's name")
 		}
 	}
 }
