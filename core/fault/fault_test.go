@@ -253,9 +253,8 @@ commands repeat it, and ` + "`oxide-csi explain`" + ` begins with it ([troublesh
 without a word names what is wrong with the request.
 
 In parentheses is who acts (you, who operate the cluster; the *owner* of the workload; an operator of the *rack*;
-*wait*: the orchestrator repeats the call until it succeeds), and the gRPC code, unless only ` + "`explain`" + ` has the
-word. Then come the next steps: first Kubernetes' or everybody's, then others of Nomad and plain hosts. There "wait"
-means: repeat the command.
+*wait*: the orchestrator repeats the call until it succeeds), and the gRPC code, if an RPC returns the word. Then come
+the next steps for Kubernetes; Nomad and plain hosts follow where they differ. There "wait" means: repeat the command.
 
 <!-- Made from core/fault/table.go by: UPDATE=1 go test ./core/fault -->
 `

@@ -26,21 +26,21 @@ var (
 		Next:    "put a valid token of this silo into the Secret oxide-secret (key token) of the plugin's namespace; no restart is needed",
 		OnNomad: "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
 		OnHosts: "put a valid token of this silo into the controller's token file (OXIDE_TOKEN_FILE); no restart is needed",
-		Why:     "The token is missing, wrong, expired or revoked, so every call to the rack fails. A create returns UNAVAILABLE instead, which is not final.",
+		Why:     "The token is missing, wrong, expired or revoked, so every call to the rack fails. A create returns UNAVAILABLE, not this code, which is not final.",
 	})
 	ProjectUnusable = row(Row{
 		Word: "ProjectUnusable", Code: codes.FailedPrecondition, Link: "rack", Actor: Operator,
 		Verdict: "the project of the settings does not exist, or the token's user has no role on it",
 		Next:    "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
 		OnHosts: "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
-		Why:     "A rack returns 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create returns UNAVAILABLE instead.",
+		Why:     "A rack returns 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create returns UNAVAILABLE, not this code.",
 	})
 	RoleTooLow = row(Row{
 		Word: "RoleTooLow", Code: codes.PermissionDenied, Link: "rack", Actor: Operator,
 		Verdict: "the token's role allows to read, but not to change",
 		Next:    "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
 		OnHosts: "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
-		Why:     "Reads work, changes do not. A create returns UNAVAILABLE instead.",
+		Why:     "Reads work, changes do not. A create returns UNAVAILABLE, not this code.",
 	})
 	OtherDriver = row(Row{
 		Word: "OtherDriver", Link: "claim", Actor: Owner,
@@ -109,7 +109,7 @@ var (
 		Verdict: "volume {volume} keeps its size: the quota has no room for the larger disk",
 		Next:    "the volume still works; ask the silo's administrator for more quota",
 		OnHosts: "the volume still works; ask the silo's administrator for more quota",
-		Why:     "While a volume grows, the quota needs its new size and its old one. RESOURCE_EXHAUSTED would tell a resizer that the expansion goes on.",
+		Why:     "While a volume grows, the quota needs its new size and its old one. Unlike RESOURCE_EXHAUSTED, OUT_OF_RANGE is final for a resizer.",
 	})
 	NameTaken = row(Row{
 		Word: "NameTaken", Code: codes.FailedPrecondition, Link: "disk", Actor: Operator,
@@ -211,7 +211,7 @@ var (
 	})
 	RunsWithoutClaim = row(Row{
 		Word: "RunsWithoutClaim", Link: "attachment", Actor: Operator,
-		Verdict: "a workload runs with volume {volume} on node {node}, and the orchestrator does not take the volume for used there",
+		Verdict: "a workload runs with volume {volume} on node {node}, but the orchestrator considers the volume unused there",
 		Next:    "let nothing else use the volume; kubectl delete {pod}: it starts again, and the volume is attached for it",
 		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one claims it",
 		Why:     "The claim or the VolumeAttachment was released while the workload ran. So its disk may be detached, or another workload may get it.",
@@ -254,7 +254,7 @@ var (
 	})
 	ClaimedThere = row(Row{
 		Word: "ClaimedThere", Code: codes.FailedPrecondition, Link: "attachment", Actor: Operator,
-		Verdict: "an allocation on another client, or one of another volume with the same disk, has claimed the disk that would have to leave",
+		Verdict: "the disk must leave, but an allocation on another client, or of another volume with this disk, has claimed it",
 		Next:    "nomad alloc logs -namespace=oxide-csi -stderr of the controller's allocation names the claim: end that allocation, if it may end",
 		Why:     "A disk can have several volumes in Nomad: in two namespaces, or registered twice. A claim on one of them keeps the disk attached.",
 	})
@@ -297,7 +297,7 @@ var (
 	})
 	RightsMissing = row(Row{
 		Word: "RightsMissing", Link: "attachment", Actor: Operator,
-		Verdict: "Kubernetes does not allow a part of the plugin what it needs for volume {volume}",
+		Verdict: "a part of the plugin lacks rights in Kubernetes that volume {volume} needs",
 		Next:    "oxide-csi doctor names the missing rights: apply the manifests or the chart of this version again",
 		Why:     "The roles are older than the images, or somebody changed them.",
 	})

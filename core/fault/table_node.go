@@ -90,7 +90,7 @@ var (
 		Word: "StateUnknown", Code: codes.FailedPrecondition, Link: "disk", Actor: Operator,
 		Verdict: "the rack shows the disk or snapshot of volume {volume} in a state that the plugin does not know, and leaves it alone",
 		Next:    "upgrade the plugin; the message has the state: if the newest version does not know it either, report it, and let the rack's operator look",
-		Why:     "A later release of the rack may have such states. The object is neither attached nor detached, deleted or expanded; all others work. A create returns UNAVAILABLE instead.",
+		Why:     "A later release of the rack may have such states. The object is neither attached nor detached, deleted or expanded; all others work. A create returns UNAVAILABLE, not this code.",
 	})
 	ProxyAnswered = row(Row{
 		Word: "ProxyAnswered", Code: codes.Unavailable, Link: "rack", Actor: Operator,
@@ -113,15 +113,15 @@ var (
 		Next:    "kubectl -n oxide-csi exec deploy/oxide-csi-controller -c oxide-plugin -- /oxide-csi doctor; then the rack's operator",
 		OnNomad: "nomad alloc exec -namespace=oxide-csi -job oxide-csi-controller /usr/local/bin/oxide-csi doctor; then the rack's operator",
 		OnHosts: "oxide-csi doctor, on the controller's host, shows what can be reached; then the rack's operator",
-		Why:     "A create returns UNAVAILABLE instead, because a disk may exist.",
+		Why:     "A create returns UNAVAILABLE, not this code, because a disk may exist.",
 	})
 	ClaimTerminating = row(Row{
 		Word: "ClaimTerminating", Link: "claim", Actor: Owner,
 		Verdict: "claim {claim} is being deleted, and something still holds it",
-		Next:    "kubectl describe pvc -n {namespace}: Used By has the pods that use it, Finalizers who else holds it; when these end, the claim goes. Remove no finalizer",
+		Next:    "kubectl describe pvc -n {namespace} shows the pods in Used By, other holders in Finalizers; when these end, the claim goes. Remove no finalizer",
 		OnNomad: "end what uses the volume",
 		OnHosts: "end what uses the volume",
-		Why:     "Kubernetes deletes a claim only when no pod uses it, and when each finalizer was removed by who has set it. No new pod starts with it.",
+		Why:     "Kubernetes deletes a claim only when no pod uses it, and every finalizer's owner has removed it. No new pod starts with it.",
 	})
 	NoConsumer = row(Row{
 		Word: "NoConsumer", Link: "claim", Actor: Owner,
@@ -180,7 +180,7 @@ var (
 		Word: "NoRecord", Code: codes.FailedPrecondition, Link: "volume", Actor: Operator,
 		Verdict: "an anti-affinity group of the project has a name that the plugin needs for a record",
 		Next:    "delete the group that the messages below name, unless somebody else needs it",
-		Why:     "The group was made or changed manually. Nothing else is refused because of it.",
+		Why:     "The group was made or changed manually. Only calls that need that record fail.",
 	})
 	ChangedMeanwhile = row(Row{
 		Word: "ChangedMeanwhile", Code: codes.Unavailable, Link: "rack", Actor: Nobody,
@@ -241,7 +241,7 @@ var (
 		Verdict: "an option of mkfs or a mount flag is not allowed",
 		Next:    "correct the storage class: docs/reference/parameters.md, docs/reference/mount-flags.md",
 		OnHosts: "correct the option: docs/reference/parameters.md, docs/reference/mount-flags.md",
-		Why:     "The plugin knows the options that can lose data or leave the container.",
+		Why:     "Only options that neither lose data nor leave the container are listed there.",
 	})
 	AccessModeUnsupported = row(Row{
 		Word: "AccessModeUnsupported", Code: codes.InvalidArgument, Link: "claim", Actor: Owner,
@@ -354,12 +354,12 @@ var (
 		Word: "IdentityConflict", Code: codes.FailedPrecondition, err: metadata.ErrConflict, Link: "node", Actor: Operator,
 		Verdict: "two sources of the identity of node {node} contradict each other",
 		Next:    "docs/how-to/identity.md#what-each-failure-looks-like has each message",
-		Why:     "On the wrong instance the plugin would attach disks to another node.",
+		Why:     "With a wrong identity the plugin would attach disks to another node.",
 	})
 	IdentityInvalid = row(Row{
 		Word: "IdentityInvalid", Code: codes.FailedPrecondition, err: metadata.ErrInvalid, Link: "node", Actor: Operator,
 		Verdict: "the identity of node {node} is wrong",
 		Next:    "docs/how-to/identity.md#what-each-failure-looks-like has each message",
-		Why:     "On the wrong instance the plugin would attach disks to another node.",
+		Why:     "With a wrong identity the plugin would attach disks to another node.",
 	})
 )
