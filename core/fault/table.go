@@ -303,10 +303,10 @@ var (
 	})
 	ClaimHeld = row(Row{
 		Word: "ClaimHeld", Link: "attachment", Actor: Operator,
-		Verdict: "another allocation has claimed volume {volume}, and it has one writer at a time",
+		Verdict: "another allocation has claimed volume {volume}, which has one writer at a time",
 		Next:    "the chain below has the allocation with the claim: end it, if it may end. A canary of a job with a volume never starts beside its predecessor",
 		OnNomad: "the chain below has the allocation with the claim: nomad alloc stop of it, if it may end; if no client runs it: docs/how-to/troubleshooting-nomad.md#stuck. A canary never starts beside its predecessor",
-		Why:     "Nomad gives a volume with one writer to one allocation. A claim that nomad operator snapshot restore has brought back does not end by itself.",
+		Why:     "Nomad gives a volume with one writer to one allocation. A claim restored by nomad operator snapshot restore does not end by itself.",
 	})
 	ClaimNotReleased = row(Row{
 		Word: "ClaimNotReleased", Link: "attachment", Actor: Operator,

@@ -125,7 +125,7 @@ var (
 	})
 	NoConsumer = row(Row{
 		Word: "NoConsumer", Link: "claim", Actor: Owner,
-		Verdict: "claim {claim} gets its volume when a pod that uses it is placed on a node, and there is none",
+		Verdict: "no pod uses claim {claim}, which gets its volume when such a pod is placed on a node",
 		Next:    "start the pod; or use a class with volumeBindingMode Immediate, which makes the volume at once",
 		Why:     "With WaitForFirstConsumer the volume is made on the rack of the node that the scheduler chooses.",
 	})
