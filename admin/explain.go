@@ -11,8 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
@@ -58,6 +60,9 @@ func explainCommand(p Program) *cobra.Command {
 		}
 		guest := guestOf(cmd.Context(), cfg, o.environ)
 		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guest)
+		if row := fault.Of(err); row != nil {
+			return Exit(client.ExitOfRow(row), err)
+		}
 		if err != nil {
 			return err
 		}

@@ -113,7 +113,12 @@ func (b *storageCommands) group(name, short, long, example string) *cobra.Comman
 		"controller-endpoint",
 		"socket of the controller, if it differs from --endpoint (default unix://"+defaultControllerSocket+") [OXIDE_CSI_CONTROLLER_ENDPOINT]",
 	)
-	flags.DurationVar(&b.timeout, "timeout", 5*time.Minute, "how long the command may take; 0 means no limit")
+	flags.DurationVar(
+		&b.timeout,
+		"timeout",
+		5*time.Minute,
+		"how long the command may take, 15m with --wait; 0 means no limit",
+	)
 	flags.BoolVar(&b.wait, "wait", false, "repeat until the plugin, the rack and the node are ready, or --timeout is up")
 	flags.BoolVar(&b.json, "json", false, "print the result as one JSON value")
 	return cmd
@@ -153,6 +158,10 @@ func (b *storageCommands) client(progress client.Progress) (*client.Client, erro
 	})
 }
 
+// waitTimeout is --timeout's default with --wait. A planned restart may wait for the controller's --restart-cool-down,
+// which is 5 minutes unless it was set.
+const waitTimeout = 15 * time.Minute
+
 // callPlugin calls the plugin. An error has the exit code of the command.
 func callPlugin[T any](
 	b *storageCommands,
@@ -166,10 +175,13 @@ func callPlugin[T any](
 	}
 	interrupted, stop := untilInterrupted(cmd.Context())
 	defer stop()
-	ctx := interrupted
-	if b.timeout > 0 {
+	ctx, timeout := interrupted, b.timeout
+	if b.wait && !cmd.Flags().Changed("timeout") {
+		timeout = waitTimeout
+	}
+	if timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, b.timeout)
+		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	var waitsFor error

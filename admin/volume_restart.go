@@ -53,8 +53,11 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 			"for nothing, as far as this controller knows: another replica may have got a request for the volume")
 	}
 	if on := v.StillOn; on != nil {
-		line(w, "still on:", client.NodeText(on.NodeName, on.NodeID)+
-			", where it is no longer wanted: it is detached when that node is stopped or restarted")
+		until := "it is detached when that node is stopped or restarted"
+		if on.Reason == rpc.ReasonManual {
+			until = "when that node is stopped, detach it again"
+		}
+		line(w, "still on:", client.NodeText(on.NodeName, on.NodeID)+", where it is no longer wanted: "+until)
 		printStatus(w, *on)
 	}
 }

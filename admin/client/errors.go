@@ -181,11 +181,15 @@ func WaitsFor(err error) string {
 
 // waitsFor returns an error that is worth waiting for, if it is one of the faults.
 func waitsFor(err error, faults ...*fault.Row) error {
-	var failure *Error
-	if errors.As(err, &failure) && slices.Contains(faults, failure.fault) {
+	if slices.ContainsFunc(faults, func(row *fault.Row) bool { return isFault(err, row) }) {
 		return worthWaiting(err)
 	}
 	return err
+}
+
+func isFault(err error, row *fault.Row) bool {
+	var failure *Error
+	return errors.As(err, &failure) && failure.fault == row
 }
 
 func isNotFound(err error) bool {

@@ -19,6 +19,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 )
@@ -272,10 +273,30 @@ func (c *Client) Unmount(ctx context.Context, text, target string, keepStaged bo
 	}
 	unmounted := Mounted{VolumeID: id, StagingPath: c.stagingPath(id), TargetPath: target}
 	_, err = c.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	if isFault(err, fault.PathOccupied) {
+		err = c.notMountedAt(text, target)
+	}
 	if err != nil || keepStaged {
 		return unmounted, err
 	}
 	return unmounted, c.unstage(ctx, id)
+}
+
+// notMountedAt is the error for a target that has something else than the volume. Its content is never advised to be
+// removed: the caller may have named another path or another volume than was meant.
+func (c *Client) notMountedAt(volume, target string) error {
+	where := "check the path and the volume"
+	found, _ := c.listKept(volume) // without them the message says less
+	mounts, err := c.readHostMounts()
+	if err == nil && len(found) == 1 {
+		kept := found[0].Attachment
+		paths := mounts.targets(kept.PublishContext[rpc.KeyDiskName], c.resolvedStagingPath(kept.VolumeID))
+		if len(paths) > 0 {
+			where = "it is mounted at " + strings.Join(paths, ", ")
+		}
+	}
+	return failed(codes.FailedPrecondition,
+		"volume %s is not mounted at %s, and nothing was changed there: %s", volume, target, where)
 }
 
 // mountedVolumeID returns the ID of a volume from its ID or its name. It asks the controller only for a name under

@@ -405,9 +405,10 @@ type Detachment struct {
 	UntilRestart bool `json:"untilRestart,omitempty"`
 }
 
-// Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node it
-// unstages the volume first, and fails while the volume is mounted. For another node the caller must confirm that the
-// volume is unmounted there. A volume that is attached to a third node is an error.
+// Detach detaches a volume from a node with this ID or name, or from this node if none is named. On this node, also if
+// it is named, it unstages the volume first, and fails while the volume is mounted. For another node the caller must
+// confirm that the volume is unmounted there. A volume that is attached to a third node is an error, and so is one that
+// the controller leaves alone: a boot disk, or another cluster's volume.
 func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) (Detachment, error) {
 	id, err := c.volumeID(ctx, text)
 	if err != nil {
@@ -417,7 +418,8 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 	if detached.NodeID, err = c.nodeID(ctx, id, node); err != nil {
 		return detached, err
 	}
-	if node == "" {
+	here := node == "" || c.isThisNode(ctx, detached.NodeID)
+	if here {
 		if err := c.checkNotMounted(ctx, id); err != nil {
 			return detached, err
 		}
@@ -425,10 +427,10 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 			return detached, err
 		}
 	}
-	if err := c.checkHolder(ctx, detached, unmounted || node == ""); err != nil {
+	if err := c.checkHolder(ctx, detached, unmounted || here); err != nil {
 		return detached, err
 	}
-	if unmounted || node == "" {
+	if unmounted || here {
 		ctx = metadata.AppendToOutgoingContext(ctx, rpc.MetadataDetachNow, "yes")
 	}
 	var answer metadata.MD
@@ -451,13 +453,39 @@ func (c *Client) Detach(ctx context.Context, text, node string, unmounted bool) 
 			)
 		}
 	}
+	if err == nil && !detached.UntilRestart {
+		err = c.checkLeft(ctx, detached)
+	}
 	switch {
-	case node != "":
+	case !here:
 		err = waitsFor(err, fault.RackHasNoHotplug)
 	case err == nil:
 		err = c.forget(id) // not before: a disk that stays attached is mounted without a controller
 	}
 	return detached, err
+}
+
+// isThisNode reports whether a node is this one, as far as a node plugin of this host tells.
+func (c *Client) isThisNode(ctx context.Context, nodeID string) bool {
+	soon, cancel := context.WithTimeout(ctx, nodeInfoTimeout)
+	defer cancel()
+	node, err := c.thisNode(soon)
+	return err == nil && strings.EqualFold(node, nodeID)
+}
+
+// checkLeft returns an error if a disk is still attached after the controller's OK. For a disk that it never attaches,
+// ControllerUnpublishVolume has nothing to do, which is no error in CSI.
+func (c *Client) checkLeft(ctx context.Context, detached Detachment) error {
+	_, holder, err := c.holder(ctx, detached.VolumeID)
+	switch {
+	case isNotFound(err):
+		return nil
+	case err == nil && strings.EqualFold(holder, detached.NodeID):
+		return failed(codes.FailedPrecondition,
+			"volume %s is still attached to node %s: the controller detaches neither a boot disk nor another cluster's volume, "+
+				"which \"oxide-csi volume adopt\" takes over", detached.VolumeID, detached.NodeID)
+	}
+	return err
 }
 
 // checkHolder returns an error if another node than the one from which the volume shall be detached has its disk, also

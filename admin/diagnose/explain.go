@@ -159,7 +159,8 @@ func find(
 		return Facts{}, err
 	}
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
-		return Facts{}, fmt.Errorf("no such volume: no rack has %s", cmp.Or(subject.VolumeID, subject.Name))
+		return Facts{}, fault.NotFound.Errorf("no rack has a volume %s of cluster %q: check both names",
+			cmp.Or(subject.VolumeID, subject.Name), cluster)
 	}
 	for _, other := range f.Others {
 		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {

@@ -365,9 +365,9 @@ func TestExplainErrors(t *testing.T) {
 		code int
 		args []string
 	}{
-		{1, []string{"default/none", kubeconfig}}, {1, []string{"pod/default/none", kubeconfig}},
+		{4, []string{"default/none", kubeconfig}}, {4, []string{"pod/default/none", kubeconfig}},
 		{2, []string{"a/b/c", kubeconfig}}, {2, []string{"/x", kubeconfig}}, {2, []string{"default/data"}}, {2, nil},
-		{1, []string{"00000000-0000-4000-8000-000000000000"}},
+		{4, []string{"00000000-0000-4000-8000-000000000000"}},
 	} {
 		got := runPlugin(t, h.rackEnv(t), append([]string{"explain"}, test.args...)...)
 		if got.code != test.code || got.stdout != "" {

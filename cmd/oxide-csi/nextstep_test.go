@@ -344,7 +344,7 @@ func troubles() []trouble {
 		{row: fault.OptionNotAllowed, root: true, says: []string{"docs/reference/mount-flags.md"},
 			meets:   mounting("--option=norecovery"),
 			instead: []string{"volume", "mount", "data", "DIR/data", "--option=noatime"}},
-		{row: fault.PathOccupied, root: true, says: []string{"empty it"},
+		{row: fault.PathOccupied, root: true, says: []string{"move its content away"},
 			meets: func(t *testing.T, h *host) []string {
 				command := mounting()(t, h)
 				must(t, os.WriteFile(filepath.Join(h.folder(t, "data"), "file"), nil, 0o600))

@@ -30,6 +30,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/record"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/await"
+	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
@@ -411,8 +412,10 @@ func TestDetachRejectsAMountedVolume(t *testing.T) {
 		return len(instances[0].Disks) == 2
 	}
 	other := "--staging-dir=" + filepath.Join(h.dir, "other")
+	node := "--node=" + h.sim.Instances[0].ID
 	for name, args := range map[string][]string{
-		"no flags": {}, "another staging folder": {other}, "with --node": {"--node=" + h.sim.Instances[0].ID},
+		"no flags": {}, "another staging folder": {other}, "with --node": {node},
+		"with --node and --unmounted": {node, "--unmounted"},
 	} {
 		got := h.run(t, append([]string{"volume", "detach", id}, args...)...)
 		if got.code != 5 || !attached() {
@@ -424,6 +427,26 @@ func TestDetachRejectsAMountedVolume(t *testing.T) {
 	if attached() {
 		t.Error("the volume is still attached")
 	}
+}
+
+// A misspelt target, or a volume that is mounted elsewhere, is no reason to remove what is there.
+func TestUnmountOfSomethingElse(t *testing.T) {
+	t.Parallel()
+	h := newHostWithGuest(t, false)
+	data, other, own := filepath.Join(h.dir, "data"), filepath.Join(h.dir, "more"), h.folder(t, "own")
+	must(t, os.WriteFile(filepath.Join(own, "file"), nil, 0o600))
+	for volume, target := range map[string]string{"mounted": data, "another": other} {
+		h.ok(t, "volume", "create", volume, "--size=1GiB")
+		h.ok(t, "volume", "mount", volume, target, "--attach")
+	}
+	for _, target := range []string{own, other} {
+		message := h.fails(t, 5, "volume", "unmount", "mounted", target)
+		if !strings.Contains(message, "is not mounted at "+target) || !strings.Contains(message, "it is mounted at "+data) {
+			t.Errorf("%s: %s", target, message)
+		}
+	}
+	h.ok(t, "volume", "unmount", "mounted", data)
+	h.ok(t, "volume", "unmount", "another", other)
 }
 
 // detach cannot see the mounts of another node, so it requires --unmounted.
@@ -455,6 +478,31 @@ func TestDetachFromAnotherNode(t *testing.T) {
 	h.ok(t, "volume", "delete", id)
 	h.ok(t, "volume", "detach", id, "--node="+node)
 	h.ok(t, "volume", "detach", id, "--node=node-b")
+}
+
+// The controller leaves a boot disk and another cluster's volume where they are. In CSI that is a success.
+func TestDetachOfWhatTheControllerLeavesAlone(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false, "--instances=node-a")
+	sdk, err := h.sim.Client()
+	must(t, err)
+	boot, err := sdk.DiskView(
+		t.Context(),
+		oxide.DiskViewParams{Project: oxide.NameOrId(h.sim.Project), Disk: "node-a-boot"},
+	)
+	must(t, err)
+	gone := h.startGone(t)
+	foreign := createOn(t, gone, coretest.CreateRequest("foreign"))
+	_, err = gone.ControllerClient.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: foreign, NodeId: h.sim.Instance("node-a").ID, VolumeCapability: coretest.MountWriter(),
+	})
+	must(t, err)
+	for name, id := range map[string]string{"boot disk": boot.Id, "another cluster's volume": foreign} {
+		message := h.fails(t, 5, "volume", "detach", id, "--node=node-a", "--unmounted")
+		if !strings.Contains(message, "is still attached to node node-a") {
+			t.Errorf("%s: %s", name, message)
+		}
+	}
 }
 
 // While another process detaches the disk, detach reports no success.

@@ -957,7 +957,14 @@ func TestExpansionWhenACreateEnds(t *testing.T) {
 				orders := 0
 				for at, faulty := 0, true; faulty; at++ {
 					e := explored{
-						stories: []string{"create", "expand"}, earlier: earlier, fault: growthFault{at, kind}, switches: 2, nameTaken: &taken,
+						stories: []string{
+							"create",
+							"expand",
+						},
+						earlier:   earlier,
+						fault:     growthFault{at, kind},
+						switches:  2,
+						nameTaken: &taken,
 					}
 					faulty = false
 					orders += everyGrowthOrder(e.switches, func(choose func([]string, string) string) {

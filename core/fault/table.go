@@ -25,7 +25,7 @@ var (
 		Verdict: "the rack rejects the plugin's API token",
 		Next:    "put a valid token of this silo into the Secret oxide-secret (key token) of the plugin's namespace; no restart is needed",
 		OnNomad: "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
-		OnHosts: "put a valid token of this silo into the controller's token file (OXIDE_TOKEN_FILE); no restart is needed",
+		OnHosts: "put a valid token of this silo into OXIDE_TOKEN_FILE, or into OXIDE_TOKEN and restart the controller",
 		Why:     "The token is missing, wrong, expired or revoked, so every call to the rack fails. A create returns UNAVAILABLE, not this code, which is not final.",
 	})
 	ProjectUnusable = row(Row{

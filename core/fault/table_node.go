@@ -301,7 +301,7 @@ var (
 	PathOccupied = row(Row{
 		Word: "PathOccupied", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Operator,
 		Verdict: "a path holds something that this plugin did not put there",
-		Next:    "look at the path that the message names, and remove what is there",
+		Next:    "use another path, or move away what is at the one that the message names",
 		Why:     "The plugin removes only its own mounts and directories.",
 	})
 	HeaderDamaged = row(Row{

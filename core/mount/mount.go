@@ -269,7 +269,11 @@ func MakeFolder(path string) error {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%w: directory %s is not empty, and a mount would hide its content: empty it", ErrForeign, path)
+		return fmt.Errorf(
+			"%w: directory %s is not empty, and a mount would hide its content: use another path, or move its content away",
+			ErrForeign,
+			path,
+		)
 	}
 	return nil
 }
@@ -318,7 +322,7 @@ func Remove(path string) error {
 			return err
 		}
 		if len(entries) > 0 {
-			return fmt.Errorf("%w: directory %s is not empty: remove its content manually if it is not needed", ErrForeign, path)
+			return fmt.Errorf("%w: directory %s is not empty: move its content away", ErrForeign, path)
 		}
 	}
 	if !madeHere(info) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/core/device"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rpc"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/volumerecord"
@@ -269,8 +270,7 @@ func (n *Service) NodeUnpublishVolume(
 		return nil, err
 	}
 	if entry, ok := table.At(target); ok {
-		return nil, rpc.FailedPrecondition("%s has a mount that is not this volume's and stays: %s: unmount it manually",
-			target, entry)
+		return nil, rpc.Fault(fault.PathOccupied, "%s has a mount that is not this volume's and stays: %s", target, entry)
 	}
 	// This plugin has never published a volume whose ID is not a UUID. For such an ID, nothing is removed either.
 	if invalid != nil {

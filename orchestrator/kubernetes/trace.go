@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -82,9 +82,7 @@ func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orc
 
 // notThere is the error for a subject that does not exist.
 func notThere(what string) error {
-	return &metadata.Error{
-		Kind: metadata.ErrInvalid, What: what + " does not exist", Next: "check the name, the namespace and the kubeconfig",
-	}
+	return fault.NotFound.Errorf("%s does not exist: check the name, the namespace and the kubeconfig", what)
 }
 
 // findClaim returns namespace/name of the subject's claim, or "" for a volume without one.

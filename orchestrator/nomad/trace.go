@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -108,10 +109,10 @@ func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orc
 
 // notThere is the error for a subject that does not exist.
 func notThere(what string) error {
-	return &metadata.Error{
-		Kind: metadata.ErrInvalid, What: what + " does not exist, or the token may not see it",
-		Next: "check the name and the namespace: nomad volume status -namespace='*'",
-	}
+	return fault.NotFound.Errorf(
+		"%s does not exist, or the token may not see it: check the name and the namespace: nomad volume status -namespace='*'",
+		what,
+	)
 }
 
 // find finds the subject's volume, and its allocation if the subject is one.

@@ -345,8 +345,8 @@ func (c *cluster) stopped(t *testing.T, stop string) {
 	c.storeDetached(t)
 }
 
-// eventually repeats an uninstallation until the API server has noticed that the policy's binding is gone. It looks once
-// a second, and later on a busy machine than docs/how-to/uninstall.md waits.
+// eventually repeats an uninstallation until the API server has noticed that the policy's binding is gone. On a busy
+// machine that can be later than docs/how-to/uninstall.md waits.
 func (c *cluster) eventually(t *testing.T, uninstall func() error) {
 	t.Helper()
 	await.Within(t, waitLimit, "the uninstallation is not refused any more", func() bool {
