@@ -78,9 +78,9 @@ type Config struct {
 	// ReserveDisks are not offered for volumes.
 	ReserveDisks int `koanf:"reserveDisks" flag:"reserve-disks" env:"OXIDE_CSI_RESERVE_DISKS" default:"0" help:"number of disks that a node keeps free for manual attaching, besides those attached already (node)"`
 	// DetachGrace is how long a detach from an instance with a guest is delayed.
-	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" derived:"60s under Nomad, 0s elsewhere" help:"how long a disk stays attached to a running instance after its volume was unpublished, because Nomad asks before the volume is unmounted. A volume that returns meanwhile is not detached. Kubernetes asks afterwards, except for a forced detach and a node that is tainted out-of-service (controller)"`
+	DetachGrace time.Duration `koanf:"detachGrace" flag:"detach-grace" env:"OXIDE_CSI_DETACH_GRACE" derived:"60s under Nomad, 0s elsewhere" help:"how long a disk stays attached to a running instance after its volume was unpublished: Nomad asks before the volume is unmounted, Kubernetes afterwards, except for a forced detach and a node that is tainted out-of-service. A volume that returns meanwhile is not detached (controller)"`
 	// LUKSMemory is the memory of argon2id.
-	LUKSMemory Size `koanf:"luksMemory" flag:"luks-memory" env:"OXIDE_CSI_LUKS_MEMORY" default:"64MiB" help:"memory of argon2id for a new passphrase of an encrypted disk. Each node that opens the disk needs as much, once at a time, and the node container's memory limit must allow it (node)"`
+	LUKSMemory Size `koanf:"luksMemory" flag:"luks-memory" env:"OXIDE_CSI_LUKS_MEMORY" default:"64MiB" help:"memory of argon2id for a new passphrase of an encrypted disk. Each node that opens the disk needs as much (one disk at a time), and its container's memory limit must allow it (node)"`
 	// BlankScanLimit bounds how much of a device is read to prove it blank.
 	BlankScanLimit Size `koanf:"blankScanLimit" flag:"blank-scan-limit" env:"OXIDE_CSI_BLANK_SCAN_LIMIT" default:"32GiB" help:"largest disk made from a snapshot or image that a node reads completely to prove it blank before formatting (node)"`
 	// DeviceTimeout is how long a node waits for an attached disk's device.

@@ -26,32 +26,32 @@ var (
 		Next:    "put a valid token of this silo into the Secret oxide-secret (key token) of the plugin's namespace; no restart is needed",
 		OnNomad: "put a valid token of this silo into the variable of the controller's job: docs/how-to/rotate-token.md",
 		OnHosts: "put a valid token of this silo into OXIDE_TOKEN_FILE, or into OXIDE_TOKEN and restart the controller",
-		Why:     "The token is missing, wrong, expired or revoked, so every call to the rack fails. A create returns UNAVAILABLE, not this code, which is not final.",
+		Why:     "The token is missing, wrong, expired or revoked, so every call to the rack fails. A create returns UNAVAILABLE, which is not final, not this code.",
 	})
 	ProjectUnusable = row(Row{
 		Word: "ProjectUnusable", Code: codes.FailedPrecondition, Link: "rack", Actor: Operator,
 		Verdict: "the project of the settings does not exist, or the token's user has no role on it",
-		Next:    "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
-		OnHosts: "correct the controller's OXIDE_PROJECT if it is misspelt; else have the silo's administrator give the token's user limited-collaborator on it",
+		Next: "correct the controller's OXIDE_PROJECT if misspelt; else have the silo's administrator give the token's user limited-collaborator on the project",
+		OnHosts: "correct the controller's OXIDE_PROJECT if misspelt; else have the silo's administrator give the token's user limited-collaborator on the project",
 		Why:     "A rack returns 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create returns UNAVAILABLE, not this code.",
 	})
 	RoleTooLow = row(Row{
 		Word: "RoleTooLow", Code: codes.PermissionDenied, Link: "rack", Actor: Operator,
-		Verdict: "the token's role allows to read, but not to change",
+		Verdict: "the token's role allows reads, but no changes",
 		Next:    "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
 		OnHosts: "have the silo's administrator give the user of the controller's token (OXIDE_TOKEN_FILE) the role limited-collaborator on the project",
 		Why:     "Reads work, changes do not. A create returns UNAVAILABLE, not this code.",
 	})
 	OtherDriver = row(Row{
 		Word: "OtherDriver", Link: "claim", Actor: Owner,
-		Verdict: "claim {claim} has no volume, and a storage class that is not this plugin's",
+		Verdict: "claim {claim} has no volume, and its storage class is not this plugin's",
 		Next:    "end its pod, delete the claim, and create it with a class of csi.oxide.computer (kubectl get storageclass)",
 		Why:     "The class of a claim never changes. With another driver's class, or a missing one, it does not reach the plugin.",
 	})
 	SnapshotNotReady = row(Row{
 		Word: "SnapshotNotReady", Link: "claim", Actor: Owner,
 		Verdict: "claim {claim} waits for its snapshot, which is not ready",
-		Next:    "kubectl describe volumesnapshot -n {namespace}: the status of the one that the claim names has the reason",
+		Next:    "kubectl describe volumesnapshot -n {namespace}: the status of the claim's VolumeSnapshot has the reason",
 		Why:     "The provisioner creates the volume when the VolumeSnapshot has readyToUse: true.",
 	})
 	SourceUnfit = row(Row{
@@ -70,7 +70,7 @@ var (
 		Word: "ClaimLost", Link: "volume", Actor: Operator,
 		Verdict: "claim {claim} has lost its PersistentVolume: the object was deleted",
 		Next:    "the disk may still be there: oxide-csi volume list; then make a PersistentVolume and a claim for it: docs/how-to/existing-disk.md",
-		Why:     "Kubernetes says that the data is lost. It means the object: only the plugin deletes a disk, with the reclaim policy Delete.",
+		Why:     "Kubernetes calls the data lost, but only the object is lost: only the plugin deletes a disk, with the reclaim policy Delete.",
 	})
 	ClaimNotBound = row(Row{
 		Word: "ClaimNotBound", Link: "claim", Actor: Owner,
@@ -86,8 +86,8 @@ var (
 	})
 	VolumeModeDiffers = row(Row{
 		Word: "VolumeModeDiffers", Link: "workload", Actor: Owner,
-		Verdict: "{pod} uses claim {claim} as a filesystem, and it is a raw block device, or the reverse",
-		Next:    "a claim with volumeMode Block belongs into volumeDevices of the container, any other into volumeMounts: correct the pod",
+		Verdict: "{pod} uses claim {claim} as a filesystem, but the claim is raw block, or the reverse",
+		Next:    "a claim with volumeMode Block belongs in volumeDevices of the container, any other in volumeMounts: correct the pod",
 		Why:     "kubelet compares the pod with the claim before it asks the plugin.",
 	})
 	OnlySnapshot = row(Row{
@@ -120,10 +120,10 @@ var (
 	VolumeDiffers = row(Row{
 		Word: "VolumeDiffers", Code: codes.AlreadyExists, Link: "disk", Actor: Owner,
 		Verdict: "a disk has the name of volume {volume} already, and is not what is asked for",
-		Next:    "delete nothing: the message says what differs. Ask for what the disk is, or make a new claim, which gets a new name",
-		OnNomad: "delete nothing: the message says what differs. Ask for what the disk is, or give the volume another name",
+		Next:    "delete nothing: the message says what differs. Ask for the disk's own values, or make a new claim, which gets a new name",
+		OnNomad: "delete nothing: the message says what differs. Ask for the disk's own values, or give the volume another name",
 		OnHosts: "or ask for what it is; oxide-csi volume expand makes it larger",
-		Why:     "A volume's name leads to its disk, so that a repeated create finds it. The size is that with which the volume was made, also after it has grown.",
+		Why:     "A volume's name leads to its disk, so that a repeated create finds it. The size is the volume's first size, even after it has grown.",
 	})
 	QuotaExhausted = row(Row{
 		Word: "QuotaExhausted", Code: codes.ResourceExhausted, Link: "disk", Actor: RackOperator,
@@ -134,7 +134,7 @@ var (
 	})
 	RackUnknown = row(Row{
 		Word: "RackUnknown", Code: codes.ResourceExhausted, Link: "rack", Actor: Operator,
-		Verdict: "the plugin serves no rack of those that the volume may be on",
+		Verdict: "the plugin serves no rack that the volume may be on",
 		Next:    "give controller, nodes and the volume's topology the same rack names",
 		OnHosts: "choose one of the racks that the message names",
 		Why:     "A rack's name is a topology segment. With this code a provisioner chooses another node.",
@@ -170,7 +170,7 @@ var (
 		Word: "RestartPlanned", Code: codes.FailedPrecondition, Link: "instance", Actor: Nobody,
 		Verdict: "volume {volume} waits for a planned restart of node {node}",
 		Next:    "oxide-csi volume show {volume} shows when it begins, and what it waits for",
-		OnHosts: "oxide-csi volume attach with --wait waits for it; without, repeat it at least every 10 minutes, or the request ends",
+		OnHosts: "oxide-csi volume attach with --wait waits for it; otherwise repeat attach at least every 10 minutes, or the request ends",
 		Why:     "The rack attaches disks only while an instance is stopped. One restart serves all volumes that wait for the node. Nomad retries only this code, for a day; Kubernetes' external-attacher retries every code.",
 	})
 	InstanceFull = row(Row{
@@ -178,7 +178,7 @@ var (
 		Verdict: "instance {instance} of node {node} has no room for another disk",
 		Next:    "kubectl cordon {node}, then kubectl delete {pod}: it starts on another node; then kubectl uncordon {node}",
 		OnNomad: "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another client; then -enable",
-		OnHosts: "attach the volume to another instance, or detach one from this: oxide-csi volume list has them",
+		OnHosts: "use another instance, or detach a volume from this instance: oxide-csi volume list has them",
 		Why:     "The boot disk and disks that were attached manually count. Racks of release 18 and later take `--max-disks=12`.",
 	})
 	SerialCollision = row(Row{
@@ -187,26 +187,26 @@ var (
 		Next:    "kubectl cordon {node}, then kubectl delete {pod}: it starts on another node. Detach nothing that is mounted",
 		OnNomad: "nomad node eligibility -disable of client {node}, then nomad alloc stop {allocation}: it starts on another client. Detach nothing that is mounted",
 		OnHosts: "attach the volume to another instance; detach nothing that is mounted",
-		Why:     "A guest knows a disk only by the first 20 bytes of its name. Of two disks with the same it shows only one.",
+		Why:     "A guest knows a disk only by the first 20 bytes of its name. Of two disks with the same bytes it shows one.",
 	})
 	InstanceStopped = row(Row{
 		Word: "InstanceStopped", Link: "instance", Actor: Operator,
 		Verdict: "instance {instance} of node {node} is not running",
-		Next:    "unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it: start it in the rack's console; its disks are still attached",
+		Next:    "start it in the rack's console, unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it; its disks are still attached",
 		Why:     "Its owner has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	})
 	RunsWithoutDisk = row(Row{
 		Word: "RunsWithoutDisk", Link: "disk", Actor: Operator,
 		Verdict: "a workload runs with volume {volume}, and its disk {disk} is not attached to the instance {instance} where it runs",
-		Next:    "let nothing else use the volume; kubectl delete {pod}: it starts again, and gets the disk. What it wrote since may be lost",
-		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one gets the disk. What it wrote since may be lost",
+		Next:    "let nothing else use the volume; kubectl delete {pod}: it starts again, and gets the disk. The last writes may be lost",
+		OnNomad: "let nothing else use the volume; nomad alloc stop {allocation}: the next one gets the disk. The last writes may be lost",
 		Why:     "The orchestrator takes the volume for attached, and the rack says otherwise: somebody detached the disk, or attached it to another instance. Reads and writes fail there.",
 	})
 	RunsWithoutMount = row(Row{
 		Word: "RunsWithoutMount", Link: "mount", Actor: Operator,
 		Verdict: "a workload runs with volume {volume} on node {node}, and the node has no mount of its disk",
-		Next:    "kubectl delete {pod}: it starts again, and the volume is mounted. What it wrote since may be lost",
-		OnNomad: "nomad alloc stop {allocation}: the next one gets the volume mounted. What this one wrote since may be lost",
+		Next:    "kubectl delete {pod}: it starts again, and the volume is mounted. The last writes may be lost",
+		OnNomad: "nomad alloc stop {allocation}: the next one gets the volume mounted. The last writes may be lost",
 		Why:     "Somebody unmounted the volume manually, or the node lost its mounts while the orchestrator takes the workload for running. A container may still have its own mount.",
 	})
 	RunsWithoutClaim = row(Row{
@@ -234,7 +234,7 @@ var (
 	})
 	UsedByAnotherPod = row(Row{
 		Word: "UsedByAnotherPod", Link: "workload", Actor: Owner,
-		Verdict: "another pod uses claim {claim}, whose access mode ReadWriteOncePod lets one pod use it",
+		Verdict: "another pod uses claim {claim}, whose access mode ReadWriteOncePod allows only one pod",
 		Next:    "kubectl describe pvc -n {namespace}: Used By has that pod; end it, if it may end. A Deployment with such a claim needs the strategy Recreate",
 		Why:     "The new pod of a rolling update waits for the old one, which waits for the new one.",
 	})
@@ -243,7 +243,7 @@ var (
 		Verdict: "this rack attaches and detaches disks only while the instance is stopped, and node {node} runs",
 		Next:    "if all that runs there may end, shut the guest of instance {instance} down; start it when oxide-csi volume show {volume} says attached, not before",
 		OnNomad: "if all that runs there may end, shut the guest of instance {instance} down, attach the volume from a controller on another client, and start it: docs/how-to/planned-restarts.md#stop-an-instance-yourself",
-		OnHosts: "on another host oxide-csi volume attach and detach wait until the instance is stopped, with --wait and --node; then start it again",
+		OnHosts: "on another host, oxide-csi volume attach and detach with --wait and --node wait until the instance is stopped; then start it again",
 		Why:     "With `--attach-mode=restart` the plugin does that by itself: docs/explanation/racks-without-hotplug.md has the choices.",
 	})
 	ClaimsUnknown = row(Row{

@@ -45,7 +45,7 @@ var (
 		Word: "DiskNotResponding", Code: codes.Unavailable, Link: "device", Actor: RackOperator,
 		Verdict: "disk {disk} does not respond on node {node}",
 		Next:    "give the disk's ID, and the errors in the kernel log of the node, to the operator of the rack",
-		Why:     "Reads wait without an end. The plugin starts nothing that would hang too. Every orchestrator retries.",
+		Why:     "Reads wait for ever. The plugin starts nothing that would hang too. Every orchestrator retries.",
 	})
 	DiskInUse = row(Row{
 		Word: "DiskInUse", Code: codes.FailedPrecondition, Link: "device", Actor: Operator,
@@ -62,8 +62,8 @@ var (
 	DiskNotBlank = row(Row{
 		Word: "DiskNotBlank", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Owner,
 		Verdict: "the disk of volume {volume} may hold data, but no filesystem, so it was not formatted",
-		Next:    "ask the owner of the data; if nothing of it is needed, delete the volume and create a new one; else keep it, and use another",
-		OnHosts: "ask the owner of the data; if nothing of it is needed, delete the volume and create a new one; else keep it, and use another",
+		Next: "ask the owner of the data; if the data is not needed, delete the volume and create a new one; else keep it, and use another",
+		OnHosts: "ask the owner of the data; if the data is not needed, delete the volume and create a new one; else keep it, and use another",
 		Why:     "The plugin formats only a disk that it has read and found empty.",
 	})
 	FilesystemUnclean = row(Row{
@@ -81,22 +81,22 @@ var (
 	ExpansionWaits = row(Row{
 		Word: "ExpansionWaits", Code: codes.FailedPrecondition, Link: "volume", Actor: Owner,
 		Verdict: "volume {volume} gets its new size when no workload uses it",
-		Next:    "scale the workload of claim {claim} to 0, and keep the claim; on a rack without hot-plug also stop the instance; go back when kubectl get pvc shows the new capacity",
+		Next:    "scale the workload of claim {claim} to 0, and keep the claim; on a rack without hot-plug also stop the instance; scale up when kubectl get pvc shows the new capacity",
 		OnNomad: "stop the job, and keep the volume; on a rack without hot-plug also stop the instance; start it again when the volume has its new size",
 		OnHosts: "unmount and detach the volume, and expand it again",
 		Why:     "The disk is replaced by a larger copy while it is detached. Kubernetes' external-resizer tries again until no pod uses the volume.",
 	})
 	StateUnknown = row(Row{
 		Word: "StateUnknown", Code: codes.FailedPrecondition, Link: "disk", Actor: Operator,
-		Verdict: "the rack shows the disk or snapshot of volume {volume} in a state that the plugin does not know, and leaves it alone",
+		Verdict: "the plugin leaves the disk or snapshot of volume {volume} alone, because it does not know its state on the rack",
 		Next:    "upgrade the plugin; the message has the state: if the newest version does not know it either, report it, and let the rack's operator look",
 		Why:     "A later release of the rack may have such states. The object is neither attached nor detached, deleted or expanded; all others work. A create returns UNAVAILABLE, not this code.",
 	})
 	ProxyAnswered = row(Row{
 		Word: "ProxyAnswered", Code: codes.Unavailable, Link: "rack", Actor: Operator,
-		Verdict: "a proxy or another server responds to the plugin's calls, and not the rack",
-		Next:    "look at the proxies and load balancers before the rack, at the plugin's OXIDE_HOST, and at HTTPS_PROXY and NO_PROXY of the controller",
-		OnHosts: "look at the proxies and load balancers before the rack, at the plugin's OXIDE_HOST, and at HTTPS_PROXY and NO_PROXY of the controller",
+		Verdict: "a proxy or another server, not the rack, responds to the plugin's calls",
+		Next: "check proxies and load balancers in front of the rack, the plugin's OXIDE_HOST, and the controller's HTTPS_PROXY and NO_PROXY",
+		OnHosts: "check proxies and load balancers in front of the rack, the plugin's OXIDE_HOST, and the controller's HTTPS_PROXY and NO_PROXY",
 		Why:     "Every response of a rack has an ID of its request. What a proxy returns says nothing about volumes, token or project. The orchestrator repeats its calls, and nothing is lost.",
 	})
 	RackUnavailable = row(Row{
@@ -121,7 +121,7 @@ var (
 		Next:    "kubectl describe pvc -n {namespace} shows the pods in Used By, other holders in Finalizers; when these end, the claim goes. Remove no finalizer",
 		OnNomad: "end what uses the volume",
 		OnHosts: "end what uses the volume",
-		Why:     "Kubernetes deletes a claim only when no pod uses it, and every finalizer's owner has removed it. No new pod starts with it.",
+		Why:     "Kubernetes deletes a claim only when no pod uses it, and the owners have removed all finalizers. No new pod starts with it.",
 	})
 	NoConsumer = row(Row{
 		Word: "NoConsumer", Link: "claim", Actor: Owner,
@@ -133,7 +133,7 @@ var (
 		Word: "VolumeReleased", Link: "volume", Actor: Operator,
 		Verdict: "the claim of volume {volume} is gone, and its PersistentVolume is still there",
 		Next:    "kubectl describe pv shows the reclaim policy: Retain keeps volume and data for you (docs/how-to/existing-disk.md uses it again), Delete waits for what the messages below say",
-		Why:     "A PersistentVolume that is Released or Failed is bound to no other claim by itself.",
+		Why:     "A Released or Failed PersistentVolume does not bind to another claim by itself.",
 	})
 	WaitsForOther = row(Row{
 		Word: "WaitsForOther", Link: "workload", Actor: Owner,
@@ -174,7 +174,7 @@ var (
 		Word: "FormatNewer", Code: codes.FailedPrecondition, Link: "volume", Actor: Operator,
 		Verdict: "a newer version of the plugin has written what this one reads",
 		Next:    "upgrade the plugin again: docs/how-to/upgrade.md",
-		Why:     "It happens after a rollback. Other volumes and instances are not concerned.",
+		Why:     "It happens after a rollback. Other volumes and instances are not affected.",
 	})
 	NoRecord = row(Row{
 		Word: "NoRecord", Code: codes.FailedPrecondition, Link: "volume", Actor: Operator,
@@ -192,7 +192,7 @@ var (
 	DiskBusy = row(Row{
 		Word: "DiskBusy", Code: codes.Aborted, Link: "disk", Actor: Nobody,
 		Verdict: "the disk is still changing its state",
-		Next:    "wait: the orchestrator repeats the call. If the disk stays in this state, tell the operator of the rack its ID",
+		Next:    "wait: the orchestrator repeats the call. If the disk stays in this state, tell the rack's operator the disk's ID",
 		OnHosts: "repeat the command",
 		Why:     "The call has waited as long as it may. Every orchestrator retries.",
 	})
@@ -226,8 +226,8 @@ var (
 	DeviceMismatch = row(Row{
 		Word: "DeviceMismatch", Code: codes.FailedPrecondition, Link: "device", Actor: Operator,
 		Verdict: "a device of node {node} is not the disk of volume {volume}, although its serial says so",
-		Next:    "let the orchestrator detach and attach the volume; if it comes back, report it",
-		OnHosts: "detach the volume and attach it again; if it comes back, report it",
+		Next:    "let the orchestrator detach and attach the volume; if the error returns, report it",
+		OnHosts: "detach the volume and attach it again; if the error returns, report it",
 		Why:     "Nothing was changed.",
 	})
 	DeviceUnreadable = row(Row{
@@ -269,8 +269,8 @@ var (
 	MountFailed = row(Row{
 		Word: "MountFailed", Code: codes.Internal, Link: "filesystem", Actor: Operator,
 		Verdict: "the kernel rejects the mount of volume {volume}",
-		Next:    "correct the mount flags if they are the cause; the kernel's log has more words",
-		OnHosts: "correct the mount flags if they are the cause; the kernel's log has more words",
+		Next: "correct the mount flags if they are the cause; the kernel's log says more",
+		OnHosts: "correct the mount flags if they are the cause; the kernel's log says more",
 		Why:     "The message has the kernel's words. Nothing was changed.",
 	})
 	KernelTooOld = row(Row{
@@ -289,7 +289,7 @@ var (
 		Word: "StateFolderUnusable", Code: codes.FailedPrecondition, Link: "node", Actor: Operator,
 		Verdict: "node {node} cannot use its directory --state-dir",
 		Next:    "repair the directory: it must be writable, and its disk must have room",
-		Why:     "The node keeps there which disks it may hold.",
+		Why:     "The node records there which disks it may hold.",
 	})
 	MountInUse = row(Row{
 		Word: "MountInUse", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Operator,
@@ -313,7 +313,7 @@ var (
 	})
 	MappingInUse = row(Row{
 		Word: "MappingInUse", Code: codes.FailedPrecondition, Link: "device", Actor: Operator,
-		Verdict: "a process, or a device built on it, uses the mapping of the encrypted volume {volume}",
+		Verdict: "a process, or a device on top, uses the mapping of the encrypted volume {volume}",
 		Next:    "end the process, or the device, that the message names",
 		OnHosts: "end the process, or the device, that the message names; a command with --wait waits for that",
 		Why:     "The kernel closes no mapping that is in use.",

@@ -115,9 +115,9 @@ func (m *Metrics) addRacks(register promauto.Factory) {
 	m.tokens = gauge(register, "oxide_csi_rack_tokens",
 		"Valid tokens of the user whose token the controller has; missing if the rack does not tell")
 	m.tokenCreation = gauge(register, "oxide_csi_rack_token_created_timestamp_seconds",
-		"Unix time at which the oldest of these tokens was created: with one token, the controller's own")
+		"Unix time at which the user's oldest token was created: with one token, the controller's own")
 	m.tokenExpiry = gauge(register, "oxide_csi_rack_token_expiry_timestamp_seconds",
-		"Unix time at which the first of these tokens expires: with one token, the controller's own; missing if none expires")
+		"Unix time of the first expiry of the user's tokens: with one token, the controller's own; missing if none expires")
 	m.volumes = gauge(register, "oxide_csi_volumes",
 		"Volumes of this cluster on a rack in the last complete list; missing before the first list")
 	m.volumesAttached = gauge(register, "oxide_csi_volumes_attached",
@@ -306,8 +306,7 @@ var nodeCounts = []struct {
 }{
 	{
 		"oxide_csi_node_volumes_attached",
-		"Volumes among the disks of this guest; missing, as those below, without the node " +
-			"service, or if the disks cannot be read",
+		"Volumes among the disks of this guest; missing, as all oxide_csi_node metrics, without the node " + "service, or if disks cannot be read",
 		prometheus.GaugeValue,
 		func(n NodeVolumes) int { return n.Attached },
 	},
