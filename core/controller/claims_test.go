@@ -280,6 +280,33 @@ func TestClaimedDiskStaysForAnotherNode(t *testing.T) {
 	})
 }
 
+// A job ends shortly before the end of the grace period that an old request has begun. Its own request counts, although
+// its claim was seen just before, or is released a moment later.
+func TestRequestAtTheEndOfAGracePeriod(t *testing.T) {
+	for name, elsewhere := range map[string]bool{"claim was seen before": true, "claim is released later": false} {
+		t.Run(name, func(t *testing.T) {
+			inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
+				d.unpublish(t, id, d.nodes[0])
+				coretest.Must(t, d.publish(t, id, d.nodes[0]))
+				d.unpublish(t, id, d.nodes[0]) // the old request
+				time.Sleep(grace - 4*time.Second)
+				if elsewhere {
+					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there has claimed it")
+				} else {
+					time.Sleep(3 * time.Second)
+				}
+				d.unpublish(t, id, d.nodes[0])
+				if !elsewhere {
+					time.Sleep(2 * time.Second)
+				}
+				c.set(id)
+				time.Sleep(2*grace + 2*within)
+				d.wantHolder(t, id, "")
+			})
+		})
+	}
+}
+
 // An instance that is stopped for a moment keeps the disk of a job that comes back with it. A disk without a claim
 // leaves at once.
 func TestClaimedDiskStaysOnAStoppedInstance(t *testing.T) {

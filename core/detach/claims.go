@@ -27,6 +27,10 @@ var (
 // askPause is how long an answer counts that keeps a disk attached. Orchestrators repeat some calls every second.
 const askPause = 10 * time.Second
 
+// releaseTime is how long a claim may still be seen after the request that ends it: the orchestrator releases it then,
+// and an answer from before, which may have taken a few seconds, counts for askPause.
+const releaseTime = askPause + 5*time.Second
+
 // stay is why the disk of a record with this text stays attached, and since when that is known.
 type stay struct {
 	text   string

@@ -70,9 +70,9 @@ func (d *Detacher) untimedIfRepeated(old record.Deferral) (now record.Deferral, 
 		old.Over, old.Untimed = false, true
 		return old, true
 	case d.Asks():
-		// When the grace period is over, a process may just have been told that the volume is in use, and be about to end the
-		// deferred detach. This request may be for that use, so it changes the record, and starts the grace period anew.
-		return old, d.Left(old) == 0
+		// At the end of the grace period a claim ends the deferred detach. It may have been seen a moment before, and this
+		// request may be for it. So near the end a request changes the record, and starts the grace period anew.
+		return old, d.Left(old) < releaseTime
 	case old.Untimed && d.sinceSeen(old.Stored.ID, old.Stored.Text) >= repetitionTime:
 		old.Untimed = false // so long after the volume was published again, this is a new request
 		return old, true
