@@ -67,17 +67,9 @@ func (c rackController) deferredDetaches(ctx context.Context) (map[string]string
 }
 
 // takeBack ends the deferred detach of a volume that is published. It gives way to a process that is detaching the
-// disk, after a moment in which a process that has just detached it removes its record.
+// disk, after a moment in which a process that has just detached it removes its record. Also without a grace period:
+// another controller may have deferred the detach, an earlier one, or one of the same rolling update.
 func (c rackController) takeBack(ctx context.Context, disk rack.Disk, records []record.Record) error {
-	if !c.detacher.Timed() {
-		// A controller in attach mode restart may have deferred the detach: an earlier one, or one of the same rolling
-		// update. A later one would carry it out.
-		set := detach.Parse(records, c.cluster)
-		if _, recorded := set.Recorded(disk.VolumeID); !recorded || set.Check(disk.VolumeID) != nil {
-			return set.Check(disk.VolumeID)
-		}
-		return detach.Erase(ctx, c.rack, c.cluster, disk.VolumeID)
-	}
 	err := c.detacher.TakeBackListed(ctx, disk.VolumeID, records)
 	if errors.Is(err, detach.ErrDetaching) {
 		select {

@@ -216,14 +216,16 @@ func (d *Detacher) TakeBack(ctx context.Context, volumeID string) error {
 	return d.TakeBackListed(ctx, volumeID, records)
 }
 
-// TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records.
+// TakeBackListed is [Detacher.TakeBack] for a caller that has just read the rack's records. Without a grace period it
+// deletes the record, but not before no process detaches the disk: a later publish must see that, too.
 func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records []record.Record) (err error) {
 	set := Parse(records, d.opts.Cluster)
 	if err := set.Check(volumeID); err != nil {
 		return err
 	}
-	if deferred, ok := set.records[volumeID]; ok {
-		if err := d.End(ctx, deferred); err != nil {
+	deferred, ok := set.records[volumeID]
+	if ok {
+		if err := d.markOver(ctx, deferred); err != nil {
 			return err
 		}
 		if set, err = d.List(ctx); err != nil {
@@ -231,7 +233,13 @@ func (d *Detacher) TakeBackListed(ctx context.Context, volumeID string, records 
 		}
 	}
 	if set.Detaching(volumeID) {
-		return fmt.Errorf("volume %s: %w", volumeID, ErrDetaching)
+		if d.opts.Grace == 0 { // [Detacher.Run] does not do it
+			err = d.Tidy(ctx, set)
+		}
+		return errors.Join(fmt.Errorf("volume %s: %w", volumeID, ErrDetaching), err)
+	}
+	if ok && d.opts.Grace == 0 {
+		return d.delete(ctx, deferred.Stored.ID)
 	}
 	return nil
 }
@@ -241,6 +249,10 @@ func (d *Detacher) End(ctx context.Context, deferred record.Deferral) error {
 	if d.opts.Grace == 0 {
 		return d.delete(ctx, deferred.Stored.ID)
 	}
+	return d.markOver(ctx, deferred)
+}
+
+func (d *Detacher) markOver(ctx context.Context, deferred record.Deferral) error {
 	over := deferred
 	over.Over, over.Untimed, over.NoDevice = true, false, time.Time{}
 	_, err := d.update(ctx, deferred, &over)

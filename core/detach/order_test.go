@@ -222,40 +222,47 @@ func everyOrder(one func(choose func(waiting []string) string)) (orders int) {
 // was published is never detached, and afterwards the publish succeeds.
 func TestPublishedDiskIsNeverDetached(t *testing.T) {
 	for _, detaching := range []int{1, 2} {
-		t.Run(fmt.Sprintf("%d detaching", detaching), func(t *testing.T) {
-			orders := everyOrder(func(choose func([]string) string) {
-				w := &world{holder: instance, turn: func(string) {}}
-				must(t, newDetacher(actor{w, ""}).Defer(t.Context(), volume, instance))
-				published := false
-				actors := map[string]func(){"publish": func() {
-					a := actor{w, "publish"}
-					published = publish(t, a, newDetacher(a))
-				}}
-				for i := range detaching {
-					name := fmt.Sprint("detach", i)
-					// An error is no fault: the detacher gives way to the publish, or to the other one.
-					actors[name] = func() { _ = newDetacher(actor{w, name}).Detach(t.Context(), volume, instance) }
-				}
-				order := run(w, actors, choose)
-				if published && w.holder != instance {
-					t.Fatalf("the volume is published and its disk was detached: %s", strings.Join(order, " "))
-				}
-				w.turn = func(string) {}
-				if !published && w.holder == instance && !publish(t, actor{w, ""}, newDetacher(actor{w, ""})) {
-					t.Fatalf("no process works, and the volume cannot be published: %s", strings.Join(order, " "))
-				}
-				for _, r := range w.records {
-					if strings.HasPrefix(r.Name, "csi-hold-") {
-						t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
-					}
-				}
-			})
-			if orders < 30 {
-				t.Errorf("only %d orders", orders)
-			}
-			t.Logf("%d orders", orders)
-		})
+		publishedIsNeverDetached(t, grace, detaching)
 	}
+	publishedIsNeverDetached(t, 0, 1) // a controller without a grace period beside one with it, as in a rolling update
+}
+
+func publishedIsNeverDetached(t *testing.T, publisher time.Duration, detaching int) {
+	t.Helper()
+	t.Run(fmt.Sprintf("grace period of the publisher %s, %d detaching", publisher, detaching), func(t *testing.T) {
+		orders := everyOrder(func(choose func([]string) string) {
+			w := &world{holder: instance, turn: func(string) {}}
+			must(t, newDetacher(actor{w, ""}).Defer(t.Context(), volume, instance))
+			published := false
+			actors := map[string]func(){"publish": func() {
+				a := actor{w, "publish"}
+				d := detach.New(a, detach.Options{Cluster: cluster, Grace: publisher, Log: slog.New(slog.DiscardHandler)})
+				published = publish(t, a, d) || publisher == 0 && publish(t, a, d) // the second one sees what the first has left
+			}}
+			for i := range detaching {
+				name := fmt.Sprint("detach", i)
+				// An error is no fault: the detacher gives way to the publish, or to the other one.
+				actors[name] = func() { _ = newDetacher(actor{w, name}).Detach(t.Context(), volume, instance) }
+			}
+			order := run(w, actors, choose)
+			if published && w.holder != instance {
+				t.Fatalf("the volume is published and its disk was detached: %s", strings.Join(order, " "))
+			}
+			w.turn = func(string) {}
+			if !published && w.holder == instance && !publish(t, actor{w, ""}, newDetacher(actor{w, ""})) {
+				t.Fatalf("no process works, and the volume cannot be published: %s", strings.Join(order, " "))
+			}
+			for _, r := range w.records {
+				if strings.HasPrefix(r.Name, "csi-hold-") {
+					t.Fatalf("a detaching record is left: %s", strings.Join(order, " "))
+				}
+			}
+		})
+		if orders < 30 {
+			t.Errorf("only %d orders", orders)
+		}
+		t.Logf("%d orders", orders)
+	})
 }
 
 // lookOnce makes a detacher carry out what is due. Its time ends at no moment at which another pause ends.

@@ -93,8 +93,7 @@ func (s Set) Detaching(volumeID string) bool {
 	return ok
 }
 
-// Erase deletes the deferred detach of a volume's disk, for a process that defers none and publishes the volume.
-// Otherwise another process would detach the disk later.
+// Erase deletes the deferred detach of a volume's disk. No process may be detaching the disk.
 func Erase(ctx context.Context, client *rack.Client, cluster, volumeID string) error {
 	return client.DeleteRecordNamed(ctx, record.Deferrals.Named(cluster, volumeID))
 }
