@@ -222,7 +222,7 @@ func troubles() []trouble {
 		}
 	}
 	return []trouble{
-		{row: fault.TokenRejected, says: []string{"controller's token file"}, step: writes("limited-collaborator"),
+		{row: fault.TokenRejected, says: []string{"OXIDE_TOKEN_FILE"}, step: writes("limited-collaborator"),
 			meets: func(t *testing.T, h *host) []string {
 				must(t, h.sim.RevokeToken(t.Context(), h.sim.Token))
 				return []string{"volume", "create", "data", "--size=1GiB"}

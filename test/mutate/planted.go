@@ -460,9 +460,9 @@ var planted = []bug{
 		name: "mount: a folder with content is mounted over",
 		file: "core/mount/mount.go",
 		original: "\tif len(entries) > 0 {\n" +
-			"\t\treturn fmt.Errorf(\"%w: directory %s is not empty, and",
+			"\t\treturn fmt.Errorf(\n\t\t\t\"%w: directory %s is not empty, and",
 		planted: "\tif len(entries) > 9 {\n" +
-			"\t\treturn fmt.Errorf(\"%w: directory %s is not empty, and",
+			"\t\treturn fmt.Errorf(\n\t\t\t\"%w: directory %s is not empty, and",
 		pkg:  "core/mount",
 		test: "TestMakeAndRemove",
 	},
