@@ -662,7 +662,7 @@ func mountOnce(t *testing.T, d *devicetest.Disk) {
 	t.Helper()
 	target := t.TempDir()
 	devicetest.Run(t, "mount", d.Loop, target)
-	devicetest.Run(t, "mkdir", filepath.Join(target, "folder"))
+	devicetest.Run(t, "mkdir", "-p", filepath.Join(target, "folder", uuid.NewString()))
 	devicetest.Unmount(t, target)
 }
 
@@ -738,6 +738,30 @@ func TestProveBlankAfterInterruption(t *testing.T) {
 		{"own btrfs, never mounted", func(t *testing.T, d *devicetest.Disk) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 		}, true, true, true},
+		{"own btrfs with one copy of its metadata, never mounted", func(t *testing.T, d *devicetest.Disk) {
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-m", "single", "-U", own, d.Loop)
+		}, true, true, true},
+		{"own btrfs with mixed block groups, never mounted", func(t *testing.T, d *devicetest.Disk) {
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-M", "-U", own, d.Loop)
+		}, true, true, true},
+		{"own btrfs with one copy of its metadata, mounted since, before its UUID tree was checked",
+			func(t *testing.T, d *devicetest.Disk) {
+				devicetest.Run(t, "mkfs.btrfs", "-q", "-m", "single", "-U", own, d.Loop)
+				mountOnce(t, d)
+				pokeBtrfs(t, d, 0x233, 0)
+			}, true, false, false},
+		{"own btrfs, mounted since, with a file and a new chunk, before its UUID tree was checked",
+			func(t *testing.T, d *devicetest.Disk) {
+				devicetest.Run(t, "mkfs.btrfs", "-q", "-m", "single", "-U", own, d.Loop)
+				mountOnce(t, d)
+				mountOnce(t, d)
+				pokeBtrfs(t, d, 0x233, 0)
+				pokeBtrfs(t, d, 0xa4, 1<<20) // chunk_root_generation
+			}, true, false, false},
+		{"own btrfs, whose log was replayed without its tree of files", func(t *testing.T, d *devicetest.Disk) {
+			devicetest.Run(t, "mkfs.btrfs", "-q", "-m", "single", "-U", own, d.Loop)
+			pokeBtrfs(t, d, 0xb2b+48, 0) // fs_root of super_roots
+		}, true, false, false},
 		{"own btrfs, mounted since", func(t *testing.T, d *devicetest.Disk) {
 			devicetest.Run(t, "mkfs.btrfs", "-q", "-U", own, d.Loop)
 			mountOnce(t, d)

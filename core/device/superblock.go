@@ -30,7 +30,7 @@ type format struct {
 var (
 	ext     = format{1024, 1024, extBytes, extNeverMounted}         // struct ext4_super_block
 	xfs     = format{0, 512, xfsBytes, xfsNeverMounted}             // the beginning of struct xfs_dsb
-	btrfs   = format{64 * kib, 1024, btrfsBytes, btrfsNeverMounted} // the beginning of struct btrfs_super_block
+	btrfs   = format{64 * kib, 4096, btrfsBytes, btrfsNeverMounted} // struct btrfs_super_block
 	formats = map[string]format{"ext2": ext, "ext3": ext, "ext4": ext, "xfs": xfs, "btrfs": btrfs}
 )
 
@@ -182,12 +182,28 @@ func xfsBytes(super []byte) (int64, error) {
 }
 
 // btrfsNeverMounted looks at uuid_tree_generation, which the first mount sets when it has checked the tree of UUIDs. A
-// short mount may end before that. Then every change shows as a log, or as a generation newer than the one in which
-// mkfs made the chunks, its last step.
+// short mount may end before that. Then every change shows as a log, or in super_roots, where the superblock keeps the
+// trees of its last four generations. mkfs ends with the fifth generation or a later one, and then its tree of files is
+// not newer than its tree of chunks. A change by the kernel makes it newer, and a replay of a log leaves it out.
 func btrfsNeverMounted(_ *os.File, super []byte) (bool, error) {
+	const (
+		roots, rootBytes, rootCount = 0xb2b, 168, 4 // super_roots, struct btrfs_root_backup
+		onlyMkfs                    = 4             // the last generation that only mkfs makes
+	)
 	field := func(offset int) uint64 { return binary.LittleEndian.Uint64(super[offset:]) }
-	// uuid_tree_generation, log_root; generation, chunk_root_generation
-	return field(0x233) == 0 && field(0x60) == 0 && field(0x48) == field(0xa4), nil
+	if field(0x233) != 0 || field(0x60) != 0 { // uuid_tree_generation, log_root
+		return false, nil
+	}
+	newest := false
+	for at := roots; at < roots+rootCount*rootBytes; at += rootBytes {
+		// tree_root and tree_root_gen, chunk_root_gen, fs_root and fs_root_gen
+		tree, made, chunks, files, changed := field(at), field(at+8), field(at+24), field(at+48), field(at+56)
+		if tree != 0 && (files == 0 || changed > max(chunks, onlyMkfs)) {
+			return false, nil
+		}
+		newest = newest || made == field(0x48) && chunks == field(0xa4) // generation, chunk_root_generation
+	}
+	return newest, nil
 }
 
 func btrfsBytes(super []byte) (int64, error) {

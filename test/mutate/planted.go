@@ -196,8 +196,16 @@ var planted = []bug{
 	{
 		name:     "device: the checked UUID tree of a btrfs is ignored",
 		file:     "core/device/superblock.go",
-		original: "return field(0x233) == 0 && field(0x60)",
-		planted:  "return field(0x60)",
+		original: "if field(0x233) != 0 || field(0x60) != 0 {",
+		planted:  "if field(0x60) != 0 {",
+		pkg:      "core/device",
+		test:     "TestProveBlankAfterInterruption",
+	},
+	{
+		name:     "device: a btrfs with a file and without a checked UUID tree counts as never mounted",
+		file:     "core/device/superblock.go",
+		original: "changed > max(chunks, onlyMkfs)",
+		planted:  "changed > chunks && changed < chunks",
 		pkg:      "core/device",
 		test:     "TestProveBlankAfterInterruption",
 	},
