@@ -6,6 +6,7 @@ package filesystem
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -70,6 +71,35 @@ func KernelLacks(fsType string, super []byte, release string) string {
 		case major < need.major || major == need.major && minor < need.minor:
 			return fmt.Sprintf("its feature %s needs Linux %d.%d, and this node has %d.%d",
 				need.feature, need.major, need.minor, major, minor)
+		}
+	}
+	return ""
+}
+
+// mkfsNeeds are the words of allowed options that an mkfs may not know, with the oldest version that knows them.
+var mkfsNeeds = []struct {
+	word, fsType, pkg string
+	major, minor      int
+}{
+	{"orphan_file", "ext4", "e2fsprogs", 1, 47},
+	{"nrext64", "xfs", "xfsprogs", 5, 19},
+}
+
+var versionNumber = regexp.MustCompile(`[0-9]+\.[0-9]+`)
+
+// MkfsLacksOption says which of these arguments mkfs does not know, or returns "". said is what mkfs -V says.
+func MkfsLacksOption(fsType string, args []string, said string) string {
+	version := versionNumber.FindString(said)
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+		return ""
+	}
+	words := strings.FieldsFunc(strings.Join(args, " "), func(r rune) bool { return strings.ContainsRune(" ,^=", r) })
+	for _, need := range mkfsNeeds {
+		old := major < need.major || major == need.major && minor < need.minor
+		if old && nameOf(fsType) == need.fsType && slices.Contains(words, need.word) {
+			return fmt.Sprintf("%s needs %s %d.%d, and this node has %s: leave the option out, or install newer tools",
+				need.word, need.pkg, need.major, need.minor, version)
 		}
 	}
 	return ""

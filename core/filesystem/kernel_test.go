@@ -53,3 +53,23 @@ func TestKernelLacks(t *testing.T) {
 		t.Errorf("no superblock: %q", got)
 	}
 }
+
+func TestMkfsLacksOption(t *testing.T) {
+	const ext, xfs = "mke2fs 1.46.2 (28-Feb-2021)\n\tUsing EXT2FS Library version 1.46.2\n", "mkfs.xfs version 5.10.0\n"
+	for _, tc := range []struct{ fsType, options, said, want string }{
+		{"ext4", "-O 64bit,orphan_file", ext, "orphan_file needs e2fsprogs 1.47, and this node has 1.46"},
+		{"", "-O ^orphan_file", ext, "orphan_file needs e2fsprogs 1.47"}, {"ext4", "-O 64bit -L orphan", ext, ""},
+		{"ext4", "-O orphan_file", "mke2fs 1.47.0 (5-Feb-2023)", ""}, {"ext4", "-O orphan_file", "no version", ""},
+		{"xfs", "-i size=512,nrext64=0", xfs, "nrext64 needs xfsprogs 5.19, and this node has 5.10"},
+		{"xfs", "-i nrext64=1", "mkfs.xfs version 6.1.0", ""}, {"btrfs", "-m single", "mkfs.btrfs, part of btrfs-progs v5.10.1", ""},
+	} {
+		args, err := ParseMkfsOptions(tc.fsType, tc.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := MkfsLacksOption(tc.fsType, args, tc.said)
+		if !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("%s %s, %s: %q, want %q", tc.fsType, tc.options, tc.said, got, tc.want)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,6 +93,9 @@ func (f Formatter) Format(
 	}
 	if lacks := filesystem.KernelLacksOption(want.Type, want.MkfsOptions, kernelRelease()); lacks != "" {
 		return 0, fmt.Errorf("%w: mkfs options for %s: %s", ErrKernel, want.Type, lacks)
+	}
+	if err := checkMkfsKnows(ctx, name, want); err != nil {
+		return 0, err
 	}
 	features, err := knownFeatures(ctx, want)
 	if err != nil {
@@ -173,8 +177,9 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 	case "ext3", "ext4":
 		// -m 0: a volume needs no blocks reserved for root, and the user pays for them. nodiscard: a blank disk has
 		// nothing to discard, and discarding a large disk takes long. The kernel initialises tables after the mount
-		// (mkfs' default), because mkfs would need minutes for a large disk.
-		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-U", fsUUID},
+		// (mkfs' default), because mkfs would need minutes for a large disk. -I 256: with -T small, mke2fs of Debian 11
+		// makes inodes of 128 bytes, which have no room for dates after 2038.
+		return "mkfs." + want.Type, append([]string{"-q", "-m", "0", "-I", "256", "-U", fsUUID},
 			mergeExtended(want.MkfsOptions, "nodiscard")...), nil
 	case "xfs":
 		return "mkfs.xfs", append([]string{"-q", "-K", "-m", "uuid=" + fsUUID}, want.MkfsOptions...), nil
@@ -185,9 +190,25 @@ func mkfs(want NewFilesystem, fsUUID string) (name string, args []string, err er
 		strings.Join(filesystem.Types(), ", "))
 }
 
-// knownFeatures returns the options that give a filesystem the features of Debian 12's defaults, whatever the defaults
-// of these tools are. Linux 5.10 mounts it then, also after a crash. A user's options can add features. An option that
-// the tool does not know is left out: a tool without it does not have the feature either.
+// checkMkfsKnows returns [ErrFormat] if a user's option is newer than this node's mkfs.
+func checkMkfsKnows(ctx context.Context, name string, want NewFilesystem) error {
+	if len(want.MkfsOptions) == 0 {
+		return nil
+	}
+	version, err := hostexec.Run(ctx, name, "-V")
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	lacks := filesystem.MkfsLacksOption(want.Type, want.MkfsOptions, version.Stdout+version.Stderr)
+	if lacks != "" {
+		return fmt.Errorf("%w: nothing was written: mkfs options for %s: %s", ErrFormat, want.Type, lacks)
+	}
+	return nil
+}
+
+// knownFeatures returns the options that give a filesystem no other features than Debian 12's defaults, whatever the
+// defaults of these tools are. Linux 5.10 mounts it then, also after a crash. A user's options can add features. An
+// option that the tool does not know is left out: a tool without it does not have the feature either.
 func knownFeatures(ctx context.Context, want NewFilesystem) (options []string, err error) {
 	const ext3 = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,sparse_super,large_file"
 	switch want.Type {
@@ -214,6 +235,11 @@ func knownFeatures(ctx context.Context, want NewFilesystem) (options []string, e
 		}
 		if strings.Contains(list.Stderr+list.Stdout, "\nblock-group-tree ") {
 			options = []string{"-O", "^block-group-tree"}
+		}
+		given := slices.Contains(want.MkfsOptions, "-m") // mkfs would take two -m for both
+		mixed := slices.Contains(want.MkfsOptions, "-M") || strings.Contains(strings.Join(want.MkfsOptions, " "), "mixed-bg")
+		if !given && !mixed {
+			options = append(options, "-m", "dup") // before 5.15, mkfs keeps one copy of the metadata on a disk like NVMe
 		}
 	}
 	return options, nil

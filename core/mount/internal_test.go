@@ -103,9 +103,9 @@ func TestMkfsArguments(t *testing.T) {
 		want NewFilesystem
 		args []string
 	}{
-		{"ext4", NewFilesystem{Type: "ext4"}, []string{"-q", "-m", "0", "-U", uuid, "-E", "nodiscard"}},
+		{"ext4", NewFilesystem{Type: "ext4"}, []string{"-q", "-m", "0", "-I", "256", "-U", uuid, "-E", "nodiscard"}},
 		{"ext4 with options", NewFilesystem{Type: "ext4", MkfsOptions: []string{"-E", "stride=4", "-i", "65536", "-E", "resize=1g"}},
-			[]string{"-q", "-m", "0", "-U", uuid, "-i", "65536", "-E", "nodiscard,stride=4,resize=1g"}},
+			[]string{"-q", "-m", "0", "-I", "256", "-U", uuid, "-i", "65536", "-E", "nodiscard,stride=4,resize=1g"}},
 		{"xfs", NewFilesystem{Type: "xfs"}, []string{"-q", "-K", "-m", "uuid=" + uuid}},
 		{"btrfs", NewFilesystem{Type: "btrfs"}, []string{"-q", "-K", "-U", uuid}},
 	} {
