@@ -136,7 +136,8 @@ test-vm: ## test the node plugin on a real kernel with NVMe disks, in a QEMU gue
 	go run ./test/all -tags=vm -count=1 -timeout=40m ./test/vm
 
 .PHONY: test-matrix
-test-matrix: deps ## run the tests of the node with the tools of Debian 13, in a root directory of its packages; by hand, as root
+test-matrix: deps ## run the tests of the node with the tools of Debian 11 and 13, in root directories of their packages; by hand, as root
+	test/matrix/run.sh bullseye
 	test/matrix/run.sh trixie
 
 .PHONY: test-matrix-guests

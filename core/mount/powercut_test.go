@@ -43,8 +43,16 @@ func TestFsyncedFilesOutliveAPowerCut(t *testing.T) {
 		"ext4 with fast commits":             {"mkfs.ext4", "-q", "-O", "fast_commit"},
 		"ext4 with fast commits in bigalloc": {"mkfs.ext4", "-q", "-O", "fast_commit,bigalloc"},
 		"ext4 with many features": {
-			"mkfs.ext4", "-q", "-O", "bigalloc,inline_data,ea_inode,large_dir,orphan_file,metadata_csum_seed,^resize_inode",
+			"mkfs.ext4", "-q", "-I", "256", "-O",
+			"bigalloc,inline_data,ea_inode,large_dir,orphan_file,metadata_csum_seed,^resize_inode",
 		},
+	}
+	tooOldFor := func(name string) bool {
+		return strings.Contains(name, "orphan_file") && devicetest.OlderThan(t, "mkfs.ext4", "1.47") ||
+			strings.Contains(name, "nrext64") && devicetest.OlderThan(t, "mkfs.xfs", "5.19")
+	}
+	if many := rows["ext4 with many features"]; tooOldFor(many[5]) {
+		many[5] = strings.Replace(many[5], "orphan_file,", "", 1)
 	}
 	exits := &exitCodes{}
 	t.Cleanup(func() { exits.check(t) })
@@ -60,7 +68,11 @@ func TestFsyncedFilesOutliveAPowerCut(t *testing.T) {
 		for i, options := range filesystemtest.Choices(fsType) {
 			name := fsType + " " + options
 			options = cmp.Or(companions[name], options)
-			t.Run(name, func(t *testing.T) {
+			if tooOldFor(name) {
+				continue // TestOptionsFitTheDisk has the refusal
+			}
+			// e2fsck 1.46.2 takes a path with "=" for a tag like LABEL=.
+			t.Run(strings.ReplaceAll(name, "=", " "), func(t *testing.T) {
 				t.Parallel()
 				_, args, err := mkfs(NewFilesystem{Type: fsType, MkfsOptions: strings.Fields(options)}, uuid.NewString())
 				if err != nil {
@@ -223,6 +235,9 @@ func (e *exitCodes) check(t *testing.T) {
 	for code := range e2fsckFixed + 1 {
 		want = append(want, code)
 	}
+	if devicetest.StopsWithoutJournal(t) { // what other versions repair, it leaves to an operator
+		want[e2fsckFixed] = e2fsckErrorsLeft
+	}
 	if diff := gocmp.Diff(want, slices.Compact(e.seen)); diff != "" && !t.Failed() {
 		t.Errorf("exit codes of e2fsck (-want +got):\n%s", diff)
 	}
@@ -307,10 +322,18 @@ func (p powerCut) test(t *testing.T) {
 	if p.between != nil {
 		p.between(t, r, after, volumeID, fsType)
 	}
-	if err := r.Mount(t.Context(), after, volumeID, target, fsType, Options{}); err != nil {
+	err := r.Mount(t.Context(), after, volumeID, target, fsType, Options{})
+	if slices.Contains(p.mkfs, "^has_journal") && devicetest.StopsWithoutJournal(t) {
+		if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "run e2fsck -f ") {
+			t.Errorf("%v, want ErrDamaged with advice", err)
+		}
+		devicetest.RepairByHand(t, after.Path)
+		err = r.Mount(t.Context(), after, volumeID, target, fsType, Options{})
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := r.Grow(t.Context(), after, volumeID, target, fsType, Options{})
+	err = r.Grow(t.Context(), after, volumeID, target, fsType, Options{})
 	if err != nil && (!p.growsMounted || mayGrowMounted() || !errors.Is(err, ErrGrow)) {
 		t.Fatal(err)
 	}

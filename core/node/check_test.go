@@ -16,7 +16,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/core/device/devicetest"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/hostexec"
 	"github.com/oxidecomputer/oxide-csi-plugin/test/coretest"
 )
@@ -67,7 +69,15 @@ func TestNodePowerCutWithoutJournal(t *testing.T) {
 	write(source, "old")
 	v := r.afterPowerCut(source, diskB, volumeBytes)
 	coretest.Must(t, r.unstage(source))
-	coretest.Must(t, r.stage(v, capability))
+	err := r.stage(v, capability)
+	if devicetest.StopsWithoutJournal(t) {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "run e2fsck -f ") {
+			t.Errorf("%v, want FAILED_PRECONDITION with advice", err)
+		}
+		devicetest.RepairByHand(t, r.node(v))
+		err = r.stage(v, capability)
+	}
+	coretest.Must(t, err)
 	write(v, "new")
 	coretest.Must(t, r.unstage(v))
 	coretest.Must(t, r.stage(v, capability))
