@@ -123,8 +123,8 @@ func ExitOfRow(row *fault.Row) int {
 // endedByOthers are the faults that end while a command waits, because somebody else acts: on another node, or in
 // another shell.
 var endedByOthers = []*fault.Row{
-	fault.RestartRefused, fault.DetachUntimed, fault.ExpansionWaits, fault.MountInUse, fault.MappingInUse,
-	fault.DiskInUse,
+	fault.RestartRefused, fault.ClaimsUnknown, fault.ClaimedThere, fault.DetachUntimed, fault.ExpansionWaits,
+	fault.MountInUse, fault.MappingInUse, fault.DiskInUse,
 }
 
 // IsWorthWaiting reports whether the same command can succeed later: the plugin, the rack or the node is not ready, the

@@ -385,7 +385,7 @@ func TestExplainFollowsNomad(t *testing.T) {
 	const waits, ours, client = "5a7d9b11-0000-4000-8000-000000000001", "7c7d9b11-0000-4000-8000-000000000003", "c1"
 	const refusal = "cannot attach disk x: instance y is running, and this rack attaches disks only while " +
 		"the instance is stopped: stop it [RackHasNoHotplug]"
-	answers := map[string]any{
+	answers := nomadAnswers{
 		"/v1/volumes": []object{{"ID": "data", "Namespace": "shop", "ExternalID": id, "Provider": "csi.oxide.computer"}},
 		"/v1/volume/csi/data": object{
 			"ID": "data", "Namespace": "shop", "ExternalID": id, "PluginID": "oxide", "ControllersHealthy": 1,
@@ -398,21 +398,17 @@ func TestExplainFollowsNomad(t *testing.T) {
 		"/v1/node/" + client: object{"Name": "client-1", "Status": "ready"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("X-Nomad-Index", "1")
-		answer, has := answers[r.URL.Path]
 		switch namespace := r.URL.Query().Get("namespace"); {
 		case r.URL.Path == "/v1/plugin/csi/oxide" && (namespace == "*" || namespace == "oxide-csi"):
 			// Nomad shows the allocations of the namespace that the request names.
-			plugin := maps.Clone(answer.(object))
+			plugin := maps.Clone(answers[r.URL.Path].(object))
 			plugin["Allocations"] = []object{{"ID": ours, "NodeID": client, "TaskStates": object{"plugin": object{}}}}
-			_ = json.NewEncoder(w).Encode(plugin)
+			nomadAnswers{r.URL.Path: plugin}.ServeHTTP(w, r)
 		case r.URL.Path == "/v1/client/fs/logs/"+ours:
 			const answered = "time=2026-01-02T03:04:05Z msg=responded method=ControllerPublishVolume "
 			_, _ = fmt.Fprintf(w, answered+"volume_id=%s error=%q\n", id, refusal)
-		case has:
-			_ = json.NewEncoder(w).Encode(answer)
 		default:
-			w.WriteHeader(http.StatusNotFound)
+			answers.ServeHTTP(w, r)
 		}
 	}))
 	t.Cleanup(server.Close)

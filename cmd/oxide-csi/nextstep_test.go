@@ -152,12 +152,9 @@ func TestInterruptedMount(t *testing.T) {
 // recordOfData is the name of the record of an expansion of the volume "data".
 var recordOfData = record.Intents.Named("", diskname.ForWork(diskname.ForVolume(simtest.ClusterID, "data")))
 
-// stepsNotFollowed are the faults that no command meets at a plain host.
+// stepsNotFollowed are the faults that no command meets.
 var stepsNotFollowed = map[*fault.Row]string{
-	fault.RestartRefused: "a node refuses a restart only for its orchestrator",
-	fault.ClaimsUnknown:  "there is no Nomad to ask for claims",
-	fault.ClaimedThere:   "there is no Nomad with claims",
-	fault.GrowFailed:     "only NodeExpandVolume answers it, which no command calls: a mount succeeds with the old size",
+	fault.GrowFailed: "only NodeExpandVolume answers it, which no command calls: a mount succeeds with the old size",
 }
 
 // trouble makes the state of a fault on a host.
@@ -185,16 +182,6 @@ func troubles() []trouble {
 	token := func(h *host) string { return filepath.Join(h.dir, "controller", "token") }
 	stop := func(t *testing.T, h *host) {
 		must(t, h.sim.SetRunState(t.Context(), h.sim.Instance("node-a").ID, "stopped"))
-	}
-	unpublished := func(t *testing.T, h *host) []string {
-		t.Helper()
-		id := h.ok(t, "volume", "create", "data", "--size=1GiB")
-		h.ok(t, attachToA...)
-		_, err := h.controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: id, NodeId: h.sim.Instance("node-a").ID,
-		})
-		must(t, err)
-		return []string{"volume", "attach", "data", "--node=node-b"}
 	}
 	failing := func(status int) func(*testing.T, *host) []string {
 		return func(t *testing.T, h *host) []string {
@@ -238,10 +225,7 @@ func troubles() []trouble {
 		},
 		{row: fault.ProjectUnusable, says: []string{"OXIDE_PROJECT"}, args: []string{"--oxide-project=nope"},
 			meets: func(*testing.T, *host) []string { return []string{"volume", "create", "data", "--size=1GiB"} },
-			step: func(t *testing.T, h *host) {
-				must(t, h.controller.Stop())
-				h.controller = startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
-			}},
+			step:  func(t *testing.T, h *host) { h.restartController(t, simtest.PluginOptions{}) }},
 		{row: fault.VolumeDiffers, says: []string{"was made with 1GiB, not 2GiB", "ask for what it is", "volume expand"},
 			meets: func(t *testing.T, h *host) []string {
 				created(t, h)
@@ -562,16 +546,10 @@ func troublesOfOthers() []trouble {
 				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) }))
 				t.Cleanup(proxy.Close)
 				h.ok(t, "volume", "create", "data", "--size=1GiB")
-				must(t, h.controller.Stop())
-				h.controller = startPlugin(t, simtest.PluginOptions{
-					Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim, Args: []string{"--oxide-host=" + proxy.URL},
-				})
+				h.restartController(t, simtest.PluginOptions{Args: []string{"--oxide-host=" + proxy.URL}})
 				return attach
 			},
-			step: func(t *testing.T, h *host) {
-				must(t, h.controller.Stop())
-				h.controller = startPlugin(t, simtest.PluginOptions{Mode: "controller", Dir: h.folder(t, "controller"), Sim: h.sim})
-			}},
+			step: func(t *testing.T, h *host) { h.restartController(t, simtest.PluginOptions{}) }},
 		{row: fault.IdentityNotReady, says: []string{"metadata.env"}, waits: true, step: released,
 			meets: func(t *testing.T, h *host) []string {
 				file := filepath.Join(h.dir, "metadata.env")
@@ -589,6 +567,32 @@ func troublesOfOthers() []trouble {
 				return append(command, "--fs-type=xfs")
 			}, instead: []string{"volume", "mount", "data", "DIR/data", "--fs-type=ext4"}},
 	}
+}
+
+// unpublish makes an orchestrator's request to detach a volume from the first instance.
+func (h *host) unpublish(t *testing.T, volumeID string) {
+	t.Helper()
+	_, err := h.controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: volumeID, NodeId: h.sim.Instance("node-a").ID,
+	})
+	must(t, err)
+}
+
+// unpublished returns the command that attaches a volume to another instance than the one that has just given it up.
+func unpublished(t *testing.T, h *host) []string {
+	t.Helper()
+	id := h.ok(t, "volume", "create", "data", "--size=1GiB")
+	h.ok(t, "volume", "attach", "data", "--node=node-a")
+	h.unpublish(t, id)
+	return []string{"volume", "attach", "data", "--node=node-b"}
+}
+
+// restartController starts the controller again, with other flags and another environment.
+func (h *host) restartController(t *testing.T, opts simtest.PluginOptions) {
+	t.Helper()
+	must(t, h.controller.Stop())
+	opts.Mode, opts.Dir, opts.Sim = "controller", h.folder(t, "controller"), h.sim
+	h.controller = startPlugin(t, opts)
 }
 
 // begin starts a command. The returned output is what it has written to stderr so far.
@@ -714,7 +718,7 @@ func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	followed := map[*fault.Row]bool{}
 	for _, test := range slices.Concat(troubles(), troublesOfOthers(), troublesOfExpansions(),
-		troublesOfHosts()) {
+		troublesOfHosts(), troublesOfOrchestrators()) {
 		followed[test.row] = true
 		t.Run(test.row.Word, func(t *testing.T) {
 			t.Parallel()

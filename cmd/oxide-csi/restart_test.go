@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,9 +20,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/test/simrack/simtest"
 )
 
-// guest is the init process of a guest. It starts the node plugin, and powers the guest off at SIGUSR2.
-const guest = `mount --bind "$BOOT" /proc/sys/kernel/random/boot_id
-trap "exit 42" USR2
+// guestInit is the init process of a guest. It starts the node plugin, and powers the guest off at SIGUSR2.
+const guestInit = `trap "exit 42" USR2
 "$@" &
 wait`
 
@@ -29,27 +29,32 @@ wait`
 type guestNode struct {
 	t     *testing.T
 	api   *simtest.Node
-	dir   string // the guest's /sys, and the plugin's files
+	dir   string // the plugin's files
 	flags []string
+	// kubeconfig is a file for the API server, for a controller too.
+	kubeconfig string
 }
 
-func newGuestNode(t *testing.T) *guestNode {
-	// Such a test is not parallel, because mounts of other tests would stay mounted in the guest's mount namespace.
+// newGuestNode returns the node of an instance by its configuration. Its firmware may name another one.
+func newGuestNode(t *testing.T, instance, firmware string) *guestNode {
+	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: the guest has its own processes and its own boot ID")
+		t.Skip("needs root: the guest has its own processes")
 	}
-	g := &guestNode{t: t, api: &simtest.Node{Name: "worker"}, dir: shortDir(t)}
-	s := httptest.NewServer(g.api)
+	dir := shortDir(t)
+	g := &guestNode{
+		t: t, api: &simtest.Node{Name: "worker", ProviderID: "oxide://" + instance}, dir: dir,
+		kubeconfig: filepath.Join(dir, "kubeconfig"),
+	}
+	s := httptest.NewServer(simtest.Nodes{g.api})
 	t.Cleanup(s.Close)
-	must(t, os.Mkdir(filepath.Join(g.dir, "block"), 0o755))
-	kubeconfig := filepath.Join(g.dir, "kubeconfig")
-	must(t, os.WriteFile(kubeconfig, []byte(g.api.Kubeconfig(s.URL)), 0o600))
+	must(t, os.WriteFile(g.kubeconfig, []byte(g.api.Kubeconfig(s.URL)), 0o600))
 	var err error
 	g.flags, err = simtest.PluginOptions{
-		Mode: "node", Dir: g.dir, Instance: simtest.Instance{ID: instanceID}, Args: []string{
-			"--sys-root=" + g.dir,
+		Mode: "node", Dir: g.dir, Instance: simtest.Instance{ID: instance}, Args: []string{
+			"--sys-root=" + instanceSys(t, firmware),
 			"--node-name=worker",
-			"--kubeconfig=" + kubeconfig,
+			"--kubeconfig=" + g.kubeconfig,
 			"--attach-mode=restart",
 			"--restart-poweroff=signal:SIGUSR2",
 		},
@@ -58,16 +63,20 @@ func newGuestNode(t *testing.T) *guestNode {
 	return g
 }
 
-// boot starts the guest. It has its own PID namespace. Otherwise this machine would be powered off.
+// boot starts the guest.
 func (g *guestNode) boot(id string) (*exec.Cmd, *simtest.Output) {
+	return g.start(id, "sh", "-ec", guestInit, "sh")
+}
+
+// start starts the guest with an init process. Without one the plugin is its process 1. The guest has its own PID
+// namespace. Otherwise this machine would be powered off.
+func (g *guestNode) start(id string, init ...string) (*exec.Cmd, *simtest.Output) {
 	file := filepath.Join(g.dir, id)
 	must(g.t, os.WriteFile(file, []byte(id+"\n"), 0o600))
-	cmd := exec.Command(
-		"unshare",
-		append(
-			[]string{"--pid", "--mount", "--fork", "--kill-child", "sh", "-ec", guest, "sh", programs.Plugin},
-			g.flags...)...)
-	cmd.Env = append(baseEnv(), "BOOT="+file)
+	cmd := exec.Command("unshare", slices.Concat(
+		[]string{"--pid", "--fork", "--kill-child"}, init, []string{programs.Plugin}, g.flags,
+		[]string{"--boot-id-file=" + file})...)
+	cmd.Env = baseEnv()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	output := &simtest.Output{}
 	cmd.Stderr = output
@@ -85,7 +94,8 @@ func (g *guestNode) boot(id string) (*exec.Cmd, *simtest.Output) {
 // On a restart request the node plugin accepts the request and powers its guest off. After the next boot it replies
 // that the node is back. The guest has other processes beside the plugin.
 func TestPlannedRestart(t *testing.T) {
-	g := newGuestNode(t)
+	t.Parallel()
+	g := newGuestNode(t, instanceID, instanceID)
 	restart := orchestrator.NewRestartID(time.Now())
 	g.api.RequestRestart(restart)
 	first, output := g.boot("first")
@@ -109,13 +119,9 @@ func TestPlannedRestart(t *testing.T) {
 // A node whose configured instance ID is another instance's refuses a restart. Its guest would go down instead of the
 // other one, and nothing would start it again: the controller starts the instance that it has stopped.
 func TestPlannedRestartOfAnotherInstance(t *testing.T) {
-	g := newGuestNode(t)
+	t.Parallel()
 	const firmware = "11111111-2222-4333-8444-555555555555"
-	for name, content := range map[string]string{"sys_vendor": "Oxide", "product_uuid": firmware} {
-		path := filepath.Join(g.dir, "class", "dmi", "id", name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(content+"\n"), 0o600))
-	}
+	g := newGuestNode(t, instanceID, firmware)
 	restart := orchestrator.NewRestartID(time.Now())
 	g.api.RequestRestart(restart)
 	g.boot("only")

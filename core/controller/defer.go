@@ -225,9 +225,11 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred record.Defe
 	left, stays := c.detacher.Left(deferred), c.detacher.Stays(deferred)
 	switch {
 	case errors.Is(stays, detach.ErrClaimed): // the claim may be another team's
-		when, row = "a workload there has claimed it (see the controller's log)", fault.ClaimedThere
+		row = fault.ClaimedThere
+		when = "a workload there has claimed it: end that one, if it may end (the controller's log names it)"
 	case stays != nil:
-		when, row = "it is unknown whether it is in use (see the controller's log)", fault.ClaimsUnknown
+		row = fault.ClaimsUnknown
+		when = "it is unknown whether it is in use: remove the reason (the controller's log has it)"
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed && c.detacher.Asks():

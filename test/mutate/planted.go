@@ -4562,6 +4562,14 @@ var planted = []bug{
 		test:     "TestNextSteps/RackHasNoHotplug",
 	},
 	{
+		name:     "volume: a command with --wait does not wait for the end of a claim",
+		file:     "admin/client/errors.go",
+		original: "fault.ClaimsUnknown, fault.ClaimedThere, fault.DetachUntimed,",
+		planted:  "fault.DetachUntimed,",
+		pkg:      "cmd/oxide-csi",
+		test:     "TestNextSteps/ClaimsUnknown",
+	},
+	{
 		name:     "explain: a volume that waits for a restart works",
 		file:     "admin/diagnose/restarts.go",
 		original: "\tcase err != nil:\n\t\treturn \"\", nil\n\tcase waits != nil:\n",
