@@ -31,7 +31,7 @@ var (
 	ProjectUnusable = row(Row{
 		Word: "ProjectUnusable", Code: codes.FailedPrecondition, Link: "rack", Actor: Operator,
 		Verdict: "the project of the settings does not exist, or the token's user has no role on it",
-		Next: "correct the controller's OXIDE_PROJECT if misspelt; else have the silo's administrator give the token's user limited-collaborator on the project",
+		Next:    "correct the controller's OXIDE_PROJECT if misspelt; else have the silo's administrator give the token's user limited-collaborator on the project",
 		OnHosts: "correct the controller's OXIDE_PROJECT if misspelt; else have the silo's administrator give the token's user limited-collaborator on the project",
 		Why:     "A rack returns 404 for a project that a user may not see. So a wrong name and a missing role look the same. A create returns UNAVAILABLE, not this code.",
 	})

@@ -62,7 +62,7 @@ var (
 	DiskNotBlank = row(Row{
 		Word: "DiskNotBlank", Code: codes.FailedPrecondition, Link: "filesystem", Actor: Owner,
 		Verdict: "the disk of volume {volume} may hold data, but no filesystem, so it was not formatted",
-		Next: "ask the owner of the data; if the data is not needed, delete the volume and create a new one; else keep it, and use another",
+		Next:    "ask the owner of the data; if the data is not needed, delete the volume and create a new one; else keep it, and use another",
 		OnHosts: "ask the owner of the data; if the data is not needed, delete the volume and create a new one; else keep it, and use another",
 		Why:     "The plugin formats only a disk that it has read and found empty.",
 	})
@@ -95,7 +95,7 @@ var (
 	ProxyAnswered = row(Row{
 		Word: "ProxyAnswered", Code: codes.Unavailable, Link: "rack", Actor: Operator,
 		Verdict: "a proxy or another server, not the rack, responds to the plugin's calls",
-		Next: "check proxies and load balancers in front of the rack, the plugin's OXIDE_HOST, and the controller's HTTPS_PROXY and NO_PROXY",
+		Next:    "check proxies and load balancers in front of the rack, the plugin's OXIDE_HOST, and the controller's HTTPS_PROXY and NO_PROXY",
 		OnHosts: "check proxies and load balancers in front of the rack, the plugin's OXIDE_HOST, and the controller's HTTPS_PROXY and NO_PROXY",
 		Why:     "Every response of a rack has an ID of its request. What a proxy returns says nothing about volumes, token or project. The orchestrator repeats its calls, and nothing is lost.",
 	})
@@ -269,7 +269,7 @@ var (
 	MountFailed = row(Row{
 		Word: "MountFailed", Code: codes.Internal, Link: "filesystem", Actor: Operator,
 		Verdict: "the kernel rejects the mount of volume {volume}",
-		Next: "correct the mount flags if they are the cause; the kernel's log says more",
+		Next:    "correct the mount flags if they are the cause; the kernel's log says more",
 		OnHosts: "correct the mount flags if they are the cause; the kernel's log says more",
 		Why:     "The message has the kernel's words. Nothing was changed.",
 	})
