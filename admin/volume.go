@@ -162,6 +162,18 @@ func (b *storageCommands) client(progress client.Progress) (*client.Client, erro
 // which is 5 minutes unless it was set.
 const waitTimeout = 15 * time.Minute
 
+// limited returns a context that ends after --timeout.
+func (b *storageCommands) limited(ctx context.Context, cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	timeout := b.timeout
+	if b.wait && !cmd.Flags().Changed("timeout") {
+		timeout = waitTimeout
+	}
+	if timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, timeout)
+}
+
 // callPlugin calls the plugin. An error has the exit code of the command.
 func callPlugin[T any](
 	b *storageCommands,
@@ -175,15 +187,8 @@ func callPlugin[T any](
 	}
 	interrupted, stop := untilInterrupted(cmd.Context())
 	defer stop()
-	ctx, timeout := interrupted, b.timeout
-	if b.wait && !cmd.Flags().Changed("timeout") {
-		timeout = waitTimeout
-	}
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
-		defer cancel()
-	}
+	ctx, cancel := b.limited(interrupted, cmd)
+	defer cancel()
 	var waitsFor error
 	between := false // whether the context ended between two attempts
 	wait := waiting{progress: progress, begun: time.Now()}
