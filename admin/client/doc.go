@@ -12,7 +12,7 @@
 //   - connection.go: the sockets, and the interceptor of every call
 //   - errors.go: the text and exit code of a failed call; progress.go: what a command waits for
 //   - names.go: volumes, snapshots and nodes by their names; details.go: what answers of CSI have no field for
-//   - volume.go, mount.go, snapshot.go: the life of volumes and snapshots
+//   - volume.go, mount.go, detach.go, snapshot.go: the life of volumes and snapshots
 //   - kept.go: what a host keeps for its next boot; header.go: copies of the headers of encrypted volumes
 //   - hostmounts.go: where volumes are mounted on this host; restarts.go, adopt.go: planned restarts, adoptions
 package client

@@ -22,7 +22,10 @@ import (
 func troublesOfOrchestrators() []trouble {
 	released := func(_ *testing.T, h *host) { h.release() }
 	return []trouble{
-		{row: fault.ClaimsUnknown, waits: true, says: []string{"remove the reason (the controller's log has it)"},
+		{
+			row:   fault.ClaimsUnknown,
+			waits: true,
+			says:  []string{"remove the reason (the controller's log has it)"},
 			meets: func(t *testing.T, h *host) []string {
 				answer := h.besideNomad(t, "--detach-grace=1s")
 				answer(nomadAnswers{"/v1/acl/policies": []object{}})
@@ -32,8 +35,9 @@ func troublesOfOrchestrators() []trouble {
 				}
 				return unpublished(t, h)
 			},
-			step: released},
-		{row: fault.ClaimedThere, waits: true, says: []string{"end that one, if it may end (the controller's log names it)"},
+			step: released,
+		},
+		{row: fault.ClaimedThere, waits: true, says: []string{"end that, if it may (the controller's log names it)"},
 			meets: func(t *testing.T, h *host) []string {
 				answer := h.besideNomad(t, "--detach-grace=20s")
 				answer(unclaimed)

@@ -171,7 +171,7 @@ func TestDiskStaysWithoutAnAnswer(t *testing.T) {
 				d.wantHeld(t, id)
 				began := time.Now()
 				wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition,
-					"it is unknown whether it is in use")
+					"it may be in use")
 				if took := time.Since(began); took > 6*time.Second {
 					t.Errorf("the publish took %s", took)
 				}
@@ -270,7 +270,7 @@ func TestClaimedDiskStaysForAnotherNode(t *testing.T) {
 	inClaiming(t, func(t *testing.T, d *deferring, c *claimant, id string) {
 		d.untimed(t, c, id)
 		c.set(id, d.nodes[0], d.nodes[1])
-		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there has claimed it")
+		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there claims it")
 		d.wantHeld(t, id)
 		wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "end its use there first")
 		c.set(id, d.nodes[1])
@@ -291,7 +291,7 @@ func TestRequestAtTheEndOfAGracePeriod(t *testing.T) {
 				d.unpublish(t, id, d.nodes[0]) // the old request
 				time.Sleep(grace - 4*time.Second)
 				if elsewhere {
-					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there has claimed it")
+					wantRejected(t, d.publish(t, id, d.nodes[1]), codes.FailedPrecondition, "a workload there claims it")
 				} else {
 					time.Sleep(3 * time.Second)
 				}

@@ -226,10 +226,10 @@ func (c rackController) waitsForDetachError(disk rack.Disk, deferred record.Defe
 	switch {
 	case errors.Is(stays, detach.ErrClaimed): // the claim may be another team's
 		row = fault.ClaimedThere
-		when = "a workload there has claimed it: end that one, if it may end (the controller's log names it)"
+		when = "a workload there claims it: end that, if it may (the controller's log names it)"
 	case stays != nil:
 		row = fault.ClaimsUnknown
-		when = "it is unknown whether it is in use: remove the reason (the controller's log has it)"
+		when = "it may be in use: remove the reason (the controller's log has it)"
 	case !c.detacher.Timed():
 		when = "it is detached at the instance's next planned restart or stop"
 	case deferred.Untimed && c.detacher.Asks():

@@ -306,7 +306,8 @@ var nodeCounts = []struct {
 }{
 	{
 		"oxide_csi_node_volumes_attached",
-		"Volumes among the disks of this guest; missing, as all oxide_csi_node metrics, without the node " + "service, or if disks cannot be read",
+		"Volumes among the disks of this guest; missing, as all metrics of nodes, without the node service, or if disks " +
+			"cannot be read",
 		prometheus.GaugeValue,
 		func(n NodeVolumes) int { return n.Attached },
 	},
