@@ -5,6 +5,7 @@
 package admin
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"strings"
@@ -60,8 +61,8 @@ func explainCommand(p Program) *cobra.Command {
 		}
 		guest := guestOf(cmd.Context(), cfg, o.environ)
 		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guest)
-		if row := fault.Of(err); row != nil {
-			return Exit(client.ExitOfRow(row), err)
+		if errors.Is(err, orchestrator.ErrNotFound) {
+			return Exit(client.ExitOfRow(fault.NotFound), err)
 		}
 		if err != nil {
 			return err

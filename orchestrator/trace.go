@@ -6,6 +6,7 @@ package orchestrator
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -104,8 +105,11 @@ const (
 	Running TraceCondition = "Running"
 )
 
+// ErrNotFound says that the subject of a trace does not exist.
+var ErrNotFound = errors.New("does not exist")
+
 // Tracer follows one volume through an orchestrator. It changes nothing. A link that does not exist yet is no error.
-// If the subject does not exist, the error is a [metadata.Error].
+// If the subject does not exist, the error is [ErrNotFound].
 type Tracer interface {
 	Trace(ctx context.Context, subject Subject) (Trace, error)
 }

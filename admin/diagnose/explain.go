@@ -159,8 +159,8 @@ func find(
 		return Facts{}, err
 	}
 	if tracer == nil && f.Disk == nil && f.RackError == "" {
-		return Facts{}, fault.NotFound.Errorf("no rack has a volume %s of cluster %q: check both names",
-			cmp.Or(subject.VolumeID, subject.Name), cluster)
+		return Facts{}, fmt.Errorf("volume %s of cluster %q %w on any rack: check both names",
+			cmp.Or(subject.VolumeID, subject.Name), cluster, orchestrator.ErrNotFound)
 	}
 	for _, other := range f.Others {
 		if Verdict(f) != Works && Verdict(f) != fault.NotStartedYet {

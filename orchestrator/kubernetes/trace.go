@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata/kubernetes"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -82,7 +81,7 @@ func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orc
 
 // notThere is the error for a subject that does not exist.
 func notThere(what string) error {
-	return fault.NotFound.Errorf("%s does not exist: check the name, the namespace and the kubeconfig", what)
+	return fmt.Errorf("%s %w: check the name, the namespace and the kubeconfig", what, orchestrator.ErrNotFound)
 }
 
 // findClaim returns namespace/name of the subject's claim, or "" for a volume without one.

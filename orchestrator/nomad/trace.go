@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/metadata"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 )
@@ -109,10 +108,9 @@ func (o *Operator) Trace(ctx context.Context, subject orchestrator.Subject) (orc
 
 // notThere is the error for a subject that does not exist.
 func notThere(what string) error {
-	return fault.NotFound.Errorf(
-		"%s does not exist, or the token may not see it: check the name and the namespace: nomad volume status -namespace='*'",
-		what,
-	)
+	return fmt.Errorf(
+		"%s %w, or the token may not see it: check the name and the namespace: nomad volume status -namespace='*'",
+		what, orchestrator.ErrNotFound)
 }
 
 // find finds the subject's volume, and its allocation if the subject is one.
