@@ -52,7 +52,7 @@ func printVolumeRestart(w io.Writer, v client.Volume) {
 		line(w, "waits:",
 			"for nothing, as far as this controller knows: another replica may have got a request for the volume")
 	}
-	if on := v.StillOn; on != nil {
+	if on := v.StillOn; on != nil && (v.WaitsFor == nil || v.WaitsFor.NodeID != on.NodeID) {
 		until := "it is detached when that node is stopped or restarted"
 		if on.Reason == rpc.ReasonManual {
 			until = "when that node is stopped, detach it again"

@@ -253,15 +253,15 @@ func (c *Client) attachment(ctx context.Context, id string, given *Attachment) (
 	if err != nil {
 		return Attachment{}, err
 	}
-	where := "not attached"
+	where, next := "not attached", "attach the volume with \"oxide-csi volume attach\""
 	for _, holder := range got.GetStatus().GetPublishedNodeIds() {
 		if strings.EqualFold(holder, node) {
 			return c.publish(ctx, id, node)
 		}
-		where = "attached to " + c.nodeText(ctx, id, holder)
+		where, next = "attached to "+c.nodeText(ctx, id, holder), "unmount and detach it there first"
 	}
 	return Attachment{}, failed(codes.FailedPrecondition,
-		"volume %s is %s, and this is node %s: attach the volume with \"oxide-csi volume attach\"", id, where, node)
+		"volume %s is %s, and this is node %s: %s", id, where, node, next)
 }
 
 // Unmount unpublishes a volume from the target and unstages the volume. With keepStaged it does not unstage the volume,

@@ -87,7 +87,14 @@ func (p Progress) during(method string) (end func()) {
 			select {
 			case <-time.After(wait):
 				shown = true
-				p.Show(fmt.Sprintf("waiting %s for the %s (%s)", time.Since(start).Round(time.Second), serviceOf(method), method))
+				p.Show(
+					fmt.Sprintf(
+						"%s without a response from the %s (%s)",
+						time.Since(start).Round(time.Second),
+						serviceOf(method),
+						method,
+					),
+				)
 			case <-stop:
 				if shown {
 					p.Clear()

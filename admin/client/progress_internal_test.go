@@ -27,13 +27,13 @@ func TestProgress(t *testing.T) {
 		const clear = "\r\x1b[K"
 		lines := strings.Split(terminal.String(), clear)
 		if len(lines) != 64 || lines[1] != `a\u001b[2J; b` || lines[2] != strings.Repeat("é", 22)+"…" ||
-			lines[3] != "waiting 2s for the con…" || lines[63] != "" {
+			lines[3] != "2s without a response …" || lines[63] != "" {
 			t.Errorf("on a terminal: %d lines, %q", len(lines), lines[:4])
 		}
 		const want = "2000-01-01T00:01:01Z a\\u001b[2J; b\n" +
 			"2000-01-01T00:01:01Z éééééééééééééééééééééééééééééé\n" +
-			"2000-01-01T00:01:31Z waiting 30s for the controller (CreateVolume)\n" +
-			"2000-01-01T00:02:01Z waiting 1m0s for the controller (CreateVolume)\n"
+			"2000-01-01T00:01:31Z 30s without a response from the controller (CreateVolume)\n" +
+			"2000-01-01T00:02:01Z 1m0s without a response from the controller (CreateVolume)\n"
 		if file.String() != want {
 			t.Errorf("elsewhere: %s", file.String())
 		}

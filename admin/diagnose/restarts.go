@@ -62,7 +62,13 @@ func ExamineRestarts(restarts []client.Restart, now time.Time) []orchestrator.Fi
 // RestartsUnknown is the finding if the controller at a socket does not answer.
 func RestartsUnknown(socket string, err error) []orchestrator.Finding {
 	e := &examination{area: "restarts"}
-	e.warn("planned restarts", "see the controller's log", "the controller at %s does not respond: %s", socket, err)
+	e.warn(
+		"planned restarts",
+		"see the controller's log",
+		"the controller at %s does not say which it plans: %s",
+		socket,
+		err,
+	)
 	return e.findings
 }
 

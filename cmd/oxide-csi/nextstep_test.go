@@ -226,11 +226,15 @@ func troubles() []trouble {
 		{row: fault.ProjectUnusable, says: []string{"OXIDE_PROJECT"}, args: []string{"--oxide-project=nope"},
 			meets: func(*testing.T, *host) []string { return []string{"volume", "create", "data", "--size=1GiB"} },
 			step:  func(t *testing.T, h *host) { h.restartController(t, simtest.PluginOptions{}) }},
-		{row: fault.VolumeDiffers, says: []string{"was made with 1GiB, not 2GiB", "ask for what it is", "volume expand"},
+		{
+			row:  fault.VolumeDiffers,
+			says: []string{"was made with 1GiB, not 2GiB", "ask for what it was made with", "volume expand"},
 			meets: func(t *testing.T, h *host) []string {
 				created(t, h)
 				return []string{"volume", "create", "data", "--size=2GiB"}
-			}, instead: []string{"volume", "expand", "data", "--size=2GiB"}},
+			},
+			instead: []string{"volume", "expand", "data", "--size=2GiB"},
+		},
 		{row: fault.QuotaExhausted, says: []string{"more quota"},
 			meets: func(t *testing.T, h *host) []string {
 				quota := int64(2 << 30)

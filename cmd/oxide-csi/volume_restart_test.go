@@ -116,8 +116,9 @@ func TestVolumeCommandsShowNodesToStop(t *testing.T) {
 	}
 	h.fails(t, 5, "volume", "attach", id, "--node="+node.ID)
 	list, show := h.ok(t, "volume", "list"), h.ok(t, "volume", "show", id)
-	if !regexp.MustCompile(`(?m)^node ` + node.Name + ` must be stopped manually \(.*--attach-mode=hot stops nothing\):` +
-		`\n  attach v, requested since `).MatchString(list) {
+	if !regexp.MustCompile(`(?m)^node ` + node.Name + ` must be stopped manually \(.*--attach-mode=hot stops nothing; .*\):` +
+		`\n  attach v, requested since `).
+		MatchString(list) {
 		t.Errorf("volume list: %s", list)
 	}
 	if !strings.Contains(show, "to be attached to node "+node.Name) ||

@@ -743,7 +743,7 @@ func TestVolumeExitCodes(t *testing.T) {
 		{"unknown node name", []string{"volume", "attach", id, "--node=nowhere"}, 4, `no instance in the controller's projects is named "nowhere"`},
 		{"unknown node name for a volume that does not exist", []string{"volume", "detach", instanceID, "--node=nowhere"}, 4, `is named "nowhere"`},
 		{"unknown node ID", []string{"volume", "attach", id, "--node=" + instanceID}, 4, "--node: rack \"default\" has no such instance"},
-		{"existing volume of another size", []string{"volume", "create", "existing", "--size=2GiB"}, 5, "was made with 1GiB, not 2GiB: use another name; or ask for what it is"},
+		{"existing volume of another size", []string{"volume", "create", "existing", "--size=2GiB"}, 5, "was made with 1GiB, not 2GiB: use another name; or ask for what it was made with"},
 		{"missing parent of the target", []string{"volume", "mount", id, h.dir + "/none/data"}, 5, "/none is not a directory"},
 		{"not attached", []string{"volume", "mount", id, h.dir + "/data"}, 5, `"oxide-csi volume attach"`},
 		{"no space", []string{"volume", "create", "x", "--size=3GiB"}, 6, "[QuotaExhausted]"},
@@ -901,7 +901,7 @@ func TestVolumeProgress(t *testing.T) {
 	if hidden != "" {
 		t.Errorf("progress without a terminal: %q", hidden)
 	}
-	if !regexp.MustCompile(`waiting \d+s for the controller \(CreateVolume\)`).MatchString(shown) ||
+	if !regexp.MustCompile(`\d+s without a response from the controller \(CreateVolume\)`).MatchString(shown) ||
 		!strings.HasSuffix(shown, "\r\x1b[K") {
 		t.Errorf("progress on a terminal: %q", shown)
 	}

@@ -70,11 +70,8 @@ func expandedSize(capacity *csi.CapacityRange, disk rack.Disk) (int64, error) {
 	}
 	size, err := chooseSize(capacity, disk.SizeBytes)
 	if err == nil && size > disk.SizeBytes && size > maxDistributedBytes {
-		return 0, rpc.OutOfRange(
-			"capacity_range: %d bytes are more than the largest disk of a rack, %d",
-			size,
-			maxDistributedBytes,
-		)
+		return 0, rpc.Fault(fault.SizeUnsupported,
+			"capacity_range: a rack's largest disk has %dGiB, less than %dGiB", int64(maxDistributedBytes)>>30, size>>30)
 	}
 	return size, err
 }
@@ -86,7 +83,7 @@ func (c rackController) expand(ctx context.Context, disk rack.Disk, sizeBytes in
 	case err != nil:
 		return disk, err
 	case reason != "":
-		return disk, rpc.FailedPrecondition("disk %q (%s) %s and is not replaced by a larger one", disk.Name, disk.ID, reason)
+		return disk, rpc.FailedPrecondition("disk %q (%s) is not replaced by a larger one: it %s", disk.Name, disk.ID, reason)
 	}
 	if description, _ := rack.ParseDescription(disk.Description); description.Fixed {
 		return disk, rpc.OutOfRange(

@@ -112,7 +112,8 @@ func (r *refusals) report() []rpc.Restart {
 		if len(all) == 0 || all[len(all)-1].InstanceID != key.instanceID {
 			all = append(all, rpc.Restart{
 				InstanceID: key.instanceID, Since: entry.since, Reason: rpc.ReasonManual,
-				Message: "this rack attaches and detaches disks only while it is stopped, and --attach-mode=hot stops nothing",
+				Message: "this rack attaches and detaches disks only while it is stopped, and --attach-mode=hot stops nothing; " +
+					"on a plain host repeat the command then",
 			})
 		}
 		one := &all[len(all)-1]

@@ -122,7 +122,7 @@ var (
 		Verdict: "a disk has the name of volume {volume} already, and is not what is asked for",
 		Next:    "delete nothing: the message says what differs. Ask for the disk's own values, or make a new claim, which gets a new name",
 		OnNomad: "delete nothing: the message says what differs. Ask for the disk's own values, or give the volume another name",
-		OnHosts: "or ask for what it is; oxide-csi volume expand makes it larger",
+		OnHosts: "or ask for what it was made with; oxide-csi volume expand makes it larger",
 		Why:     "A volume's name leads to its disk, so that a repeated create finds it. The size is the volume's first size, even after it has grown.",
 	})
 	QuotaExhausted = row(Row{
@@ -193,6 +193,7 @@ var (
 		Word: "InstanceStopped", Link: "instance", Actor: Operator,
 		Verdict: "instance {instance} of node {node} is not running",
 		Next:    "start it in the rack's console, unless its owner stopped it on purpose, or oxide-csi volume list shows a restart of it; its disks are still attached",
+		OnHosts: "repeat the attach or detach that waits for its stop, if oxide-csi volume list has one; then start it, unless its owner stopped it on purpose",
 		Why:     "Its owner has stopped it, or it failed. The plugin does not start an instance that it has not stopped.",
 	})
 	RunsWithoutDisk = row(Row{

@@ -57,7 +57,7 @@ func (n *Service) isStagedAsBlock(ctx context.Context, volume *staging, file str
 	}
 	if entry, ok := table.At(volume.path); ok {
 		if entry.Number == volume.dev.Number {
-			return false, rpc.AlreadyExists("volume %s is staged at %s with a filesystem, not as raw block: unstage it first",
+			return false, rpc.AlreadyExists("volume %s is staged at %s with a filesystem, not as raw block: unmount it first",
 				volume.id, volume.path)
 		}
 		return false, rpc.FailedPrecondition("staging path %s has a mount that is not this volume: %s: unmount it first",

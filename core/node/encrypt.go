@@ -89,7 +89,7 @@ func (n *Service) unlock(ctx context.Context, volume *staging) error {
 	}
 	if len(volume.secrets.now) == 0 {
 		return rpc.Fault(fault.PassphraseMissing,
-			"volume %s is encrypted, and the request has no passphrase: set the key %s in the secret for NodeStageVolume",
+			"volume %s is encrypted, and the request has no passphrase: set the key %s of the volume's secret",
 			volume.id, rpc.SecretPassphrase)
 	}
 	if mapping, err = n.closeLeft(ctx, volume, table, mapping); err != nil {
@@ -232,7 +232,7 @@ func (v *staging) wrongPassphrase(err error) error {
 		return err
 	}
 	return rpc.FailedPrecondition(
-		"volume %s: disk %s does not open: %w: correct the secret of NodeStageVolume; a copy has the passphrase of its source",
+		"volume %s: disk %s does not open: %w: correct the passphrase; a copy has that of its source",
 		v.id,
 		v.dev,
 		err,
@@ -378,7 +378,7 @@ func checkInClear(volume *staging) error {
 			dev, rpc.KeyEncryption, rpc.EncryptionLUKS2)
 	case len(volume.secrets.now) > 0:
 		return rpc.FailedPrecondition(
-			"volume %s is not encrypted, but the request has a passphrase: set %s: %s at the volume's creation, or remove the secret",
+			"volume %s is not encrypted, but the request has a passphrase: set %s: %s at the volume's creation, or give no passphrase",
 			volume.id,
 			rpc.KeyEncryption,
 			rpc.EncryptionLUKS2,

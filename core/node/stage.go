@@ -289,7 +289,7 @@ func (n *Service) stagedFSType(ctx context.Context, volume *staging) (string, er
 			return "", err
 		}
 		if _, ok := table.At(blockStagingPath(volume.path, volume.id)); ok {
-			return "", rpc.AlreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unstage it first",
+			return "", rpc.AlreadyExists("volume %s is staged at %s as raw block, not with a filesystem: unmount it first",
 				volume.id, volume.path)
 		}
 		entry, ok := table.At(volume.path)
@@ -346,14 +346,14 @@ func (n *Service) checkStagedAsRequested(volume *staging, entry mount.Entry) err
 	fsType, options := volume.wanted, volume.options
 	switch {
 	case fsType != "" && fsType != entry.FSType:
-		return rpc.AlreadyExists("volume %s is staged at %s with %s, not %s: unstage it first", volume.id, entry.Path,
+		return rpc.AlreadyExists("volume %s is staged at %s with %s, not %s: unmount it first", volume.id, entry.Path,
 			entry.FSType, fsType)
 	case entry.ReadOnly && !options.ReadOnly():
-		return rpc.AlreadyExists("volume %s is staged at %s read-only, not writable: unstage it first", volume.id, entry.Path)
+		return rpc.AlreadyExists("volume %s is staged at %s read-only, not writable: unmount it first", volume.id, entry.Path)
 	case !entry.ReadOnly && options.ReadOnly():
-		return rpc.AlreadyExists("volume %s is staged at %s writable, not read-only: unstage it first", volume.id, entry.Path)
+		return rpc.AlreadyExists("volume %s is staged at %s writable, not read-only: unmount it first", volume.id, entry.Path)
 	case entry.SELinuxContext != options.SELinuxContext():
-		return rpc.AlreadyExists("volume %s is staged at %s with another SELinux context: unstage it first", volume.id,
+		return rpc.AlreadyExists("volume %s is staged at %s with another SELinux context: unmount it first", volume.id,
 			entry.Path)
 	}
 	if lacks := entry.CountMissing(options.Flags); lacks > 0 {

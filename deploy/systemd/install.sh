@@ -9,6 +9,9 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 program=$1
 shift
+for service; do
+    [ -e "$here/oxide-csi-$service.service" ] || { echo "install.sh: $service is neither controller nor node" >&2; exit 2; }
+done
 
 # A release says which program these units belong to.
 if [ -e "$here/oxide-csi.sha256" ] && [ "$(sha256sum "$program" | cut -d' ' -f1)" != "$(cat "$here/oxide-csi.sha256")" ]; then

@@ -156,7 +156,7 @@ func (c *cluster) took(t *testing.T, what string, began time.Time, least, most t
 func (c *cluster) releasedWithoutUnpublish(t *testing.T, operator cli, client string) (began time.Time) {
 	t.Helper()
 	root := c.installer(c.values()...)
-	root.run(t, "job", "stop", "oxide-csi-controller")
+	root.run(t, "job", "stop", "-detach", "oxide-csi-controller")
 	c.healthy(0, 2)
 	c.stopped(t, operator)
 	c.says(t, "ControllerNotRunning: ", "explain", "data")

@@ -296,7 +296,8 @@ func (c *cluster) execController(t *testing.T) {
 // the disk, so the next job finds it attached. It returns the next job's allocation.
 func (c *cluster) withoutController(t *testing.T, operator cli, volume, client string) string {
 	t.Helper()
-	c.installer().run(t, "job", "stop", "oxide-csi-controller")
+	// Without -detach Nomad follows the job's deployment, and fails if it has just removed it.
+	c.installer().run(t, "job", "stop", "-detach", "oxide-csi-controller")
 	c.healthy(0, 2)
 	operator.run(t, "job", "stop", "-detach", "example")
 	c.unclaimed(volume)
