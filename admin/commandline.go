@@ -19,6 +19,8 @@ const (
 	ExitFailed = 1
 	// ExitUsage is for a command of an operator. Go's runtime ends a crashed process with 2, too.
 	ExitUsage = 2
+	// ExitNotFound is for an object that does not exist, as in the commands that call the plugin.
+	ExitNotFound = 4
 	// ExitConfig is for the plugin itself. It is EX_CONFIG of sysexits.h. The systemd units start the plugin again after
 	// any other code (RestartPreventExitStatus=), so a crash must not end with this one.
 	ExitConfig = 78

@@ -12,10 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/admin/client"
 	"github.com/oxidecomputer/oxide-csi-plugin/admin/diagnose"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/config"
-	"github.com/oxidecomputer/oxide-csi-plugin/core/fault"
 	"github.com/oxidecomputer/oxide-csi-plugin/core/rack/diskname"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator"
 	"github.com/oxidecomputer/oxide-csi-plugin/orchestrator/choice"
@@ -62,7 +60,7 @@ func explainCommand(p Program) *cobra.Command {
 		guest := guestOf(cmd.Context(), cfg, o.environ)
 		explained, err := diagnose.Explain(cmd.Context(), subject, asked, racks, cfg.ClusterID, guest)
 		if errors.Is(err, orchestrator.ErrNotFound) {
-			return Exit(client.ExitOfRow(fault.NotFound), err)
+			return Exit(ExitNotFound, err)
 		}
 		if err != nil {
 			return err

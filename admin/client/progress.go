@@ -30,8 +30,9 @@ const (
 	// progressDelay is how long a call takes before its progress is shown.
 	progressDelay    = 2 * time.Second
 	progressInterval = time.Second
-	// lineInterval is the time between two lines about a call where there is no terminal.
-	lineInterval = 30 * time.Second
+	// lineInterval is the time between two lines about a call where there is no terminal. It is longer than the 30 s that
+	// an unmount waits for those who use the volume.
+	lineInterval = 45 * time.Second
 	clearLine    = "\r\x1b[K"
 )
 

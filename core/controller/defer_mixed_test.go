@@ -25,6 +25,7 @@ func TestDetachUnderWayWithoutAGracePeriod(t *testing.T) {
 	inDeferring(t, func(t *testing.T, d *deferring) {
 		var held atomic.Bool
 		sent := make(chan struct{})
+		d.stop()
 		d.before = func(req *http.Request) {
 			if strings.HasSuffix(req.URL.Path, "/disks/detach") && held.CompareAndSwap(false, true) {
 				<-sent

@@ -75,8 +75,8 @@ func (d *deferring) start(t *testing.T) {
 	d.service = d.startController(t, controller.Options{DetachGrace: grace, Orchestrator: d.orchestrator, Log: d.log})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	client := d.client
-	running.Go(func() { d.service.DetachLater(ctx, client) })
+	service, client := d.service, d.client
+	running.Go(func() { service.DetachLater(ctx, client) })
 	d.stop = sync.OnceFunc(func() {
 		cancel()
 		running.Wait()
