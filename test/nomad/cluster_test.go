@@ -274,6 +274,11 @@ client {
   network_interface = "lo"
   cgroup_parent     = %q
   gc_interval       = "10s"
+
+  # The test reads the output of allocations that have ended, also on a machine whose disk is full.
+  gc_disk_usage_threshold  = 100
+  gc_inode_usage_threshold = 100
+
   min_dynamic_port  = %d
   max_dynamic_port  = %d
 

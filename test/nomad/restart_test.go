@@ -242,6 +242,10 @@ client {
   min_dynamic_port  = %d
   max_dynamic_port  = %d
 
+  # As in client: the test reads the output of allocations that have ended.
+  gc_disk_usage_threshold  = 100
+  gc_inode_usage_threshold = 100
+
   options = {
     "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
   }
