@@ -49,6 +49,10 @@ func startSim(t *testing.T, args ...string) *simtest.Sim {
 	return sim
 }
 
+// panicked matches what the Go runtime prints of a panic or a data race, and what the plugin logs of a panic. A stack
+// after SIGQUIT has the word in names of files.
+var panicked = regexp.MustCompile(`(?m)DATA RACE|^panic: |msg=panic`)
+
 // startPlugin starts a plugin and waits until it is ready. The plugin is stopped at the end of the test if it still
 // runs.
 func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
@@ -62,7 +66,7 @@ func startPlugin(t *testing.T, opts simtest.PluginOptions) *simtest.Plugin {
 		default:
 			must(t, plugin.Stop())
 		}
-		if log := plugin.Stderr().String(); strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic") {
+		if log := plugin.Stderr().String(); panicked.MatchString(log) {
 			t.Errorf("the plugin has panicked or has a data race: %s", log)
 		}
 	})
