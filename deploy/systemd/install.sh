@@ -9,15 +9,16 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 program=$1
 shift
-for service; do
-    [ -e "$here/oxide-csi-$service.service" ] || { echo "install.sh: $service is neither controller nor node" >&2; exit 2; }
-done
 
 # A release says which program these units belong to.
 if [ -e "$here/oxide-csi.sha256" ] && [ "$(sha256sum "$program" | cut -d' ' -f1)" != "$(cat "$here/oxide-csi.sha256")" ]; then
     echo "install.sh: $program is not the program of this release: take oxide-csi from the same archive" >&2
     exit 1
 fi
+
+for service; do
+    [ -e "$here/oxide-csi-$service.service" ] || { echo "install.sh: $service is neither controller nor node" >&2; exit 2; }
+done
 
 # Replaces the file, because a running program cannot be overwritten.
 install -m 0755 "$program" /usr/local/bin/.oxide-csi.new
