@@ -28,7 +28,7 @@ func OlderThan(t testing.TB, tool, oldest string) bool {
 	}
 	number := func(text string) (n int) {
 		var major, minor, patch int
-		_, _ = fmt.Sscanf(text+".0", "%d.%d.%d", &major, &minor, &patch)
+		_, _ = fmt.Sscanf(text+".0", "%d.%d.%d", &major, &minor, &patch) // the expression has matched
 		return major*1_000_000 + minor*1_000 + patch
 	}
 	return number(said) < number(oldest)
